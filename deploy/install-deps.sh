@@ -17,7 +17,7 @@ packages=(
   # Job files, command line, JSON.
   libyaml-cpp-dev libcli11-dev nlohmann-json3-dev zlib1g-dev
   # Tests and benchmarks.
-  libgtest-dev libgmock-dev libbenchmark-dev python3-minimal
+  libgtest-dev libgmock-dev libbenchmark-dev python3
 )
 
 missing=()
