@@ -12,9 +12,9 @@ namespace ballast {
 
 }  // namespace ballast
 
-#define BALLAST_CHECK(condition)                               \
-  do {                                                         \
-    if (!(condition)) {                                        \
-      ::ballast::CheckFailed(__FILE__, __LINE__, #condition);  \
-    }                                                          \
+#define BALLAST_CHECK(condition)                              \
+  do {                                                        \
+    if (!(condition)) {                                       \
+      ::ballast::CheckFailed(__FILE__, __LINE__, #condition); \
+    }                                                         \
   } while (false)

@@ -17,8 +17,8 @@ namespace ballast {
 
 struct RunOptions {
   std::string name = "run";
-  std::string dir;               // Default: runs/<name>.
-  uint64_t steps = 0;            // The schedule's horizon. At least 1.
+  std::string dir;     // Default: runs/<name>.
+  uint64_t steps = 0;  // The schedule's horizon. At least 1.
   uint64_t seed = 1;
   bool state_hash_every = false;  // run.state_hash: end | every.
 };
@@ -27,21 +27,21 @@ struct ModelOptions {
   std::string family = "gpt2";
   uint32_t layers = 0;
   uint32_t heads = 0;
-  uint32_t width = 0;            // A multiple of heads.
-  uint32_t context = 0;          // Tokens in a sequence.
-  uint32_t vocabulary = 256;     // Bytes.
-  bool tied = true;              // The head is the token embedding.
+  uint32_t width = 0;         // A multiple of heads.
+  uint32_t context = 0;       // Tokens in a sequence.
+  uint32_t vocabulary = 256;  // Bytes.
+  bool tied = true;           // The head is the token embedding.
 };
 
 struct DataOptions {
-  std::string path;              // A text file, read as bytes.
+  std::string path;  // A text file, read as bytes.
   // Tail of the file held out for evaluation. 0 (exclusive) to 0.5.
   double validation_fraction = 0.05;
 };
 
 struct BatchOptions {
-  uint32_t micro_batches = 0;      // M: pieces of a step's global batch.
-  uint32_t micro_batch_size = 0;   // Sequences in a micro-batch.
+  uint32_t micro_batches = 0;     // M: pieces of a step's global batch.
+  uint32_t micro_batch_size = 0;  // Sequences in a micro-batch.
 };
 
 enum class OptimizerKind : uint8_t { kAdamW = 0, kSgd = 1 };
@@ -49,20 +49,20 @@ enum class OptimizerKind : uint8_t { kAdamW = 0, kSgd = 1 };
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;  // optimizer.name: adamw | sgd.
   double lr = 1e-3;
-  double beta1 = 0.9;            // AdamW only, as are beta2 and epsilon.
+  double beta1 = 0.9;  // AdamW only, as are beta2 and epsilon.
   double beta2 = 0.95;
   double epsilon = 1e-8;
-  double momentum = 0.9;         // SGD only.
-  double weight_decay = 0.1;     // On matrices; never on vectors.
-  double clip_norm = 1.0;        // Global norm; 0 turns clipping off.
+  double momentum = 0.9;      // SGD only.
+  double weight_decay = 0.1;  // On matrices; never on vectors.
+  double clip_norm = 1.0;     // Global norm; 0 turns clipping off.
 };
 
 enum class ScheduleKind : uint8_t { kConstant = 0, kCosine = 1 };
 
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::kCosine;  // schedule.name.
-  uint64_t warmup_steps = 0;     // Linear from lr / warmup_steps to lr.
-  double min_lr_ratio = 0.1;     // Cosine ends at lr * min_lr_ratio.
+  uint64_t warmup_steps = 0;  // Linear from lr / warmup_steps to lr.
+  double min_lr_ratio = 0.1;  // Cosine ends at lr * min_lr_ratio.
 };
 
 struct PrecisionOptions {
@@ -71,18 +71,18 @@ struct PrecisionOptions {
 };
 
 struct WorkerOptions {
-  uint32_t count = 1;            // At most batch.micro_batches.
-  uint64_t memory = 0;           // Device budget in bytes; hard.
-  uint64_t host_memory = 0;      // Budget of everything else that can grow.
-  uint32_t threads = 0;          // 0: this machine's cores / worker.count.
-  uint32_t prefetch = 1;         // Units fetched ahead. 0 to 4.
+  uint32_t count = 1;        // At most batch.micro_batches.
+  uint64_t memory = 0;       // Device budget in bytes; hard.
+  uint64_t host_memory = 0;  // Budget of everything else that can grow.
+  uint32_t threads = 0;      // 0: this machine's cores / worker.count.
+  uint32_t prefetch = 1;     // Units fetched ahead. 0 to 4.
 };
 
 enum class Durability : uint8_t { kCheckpoint = 0, kStep = 1, kReplica = 2 };
 
 struct ServerOptions {
   uint32_t count = 1;
-  uint64_t memory = 0;           // Budget of one process in bytes; hard.
+  uint64_t memory = 0;  // Budget of one process in bytes; hard.
   // Only `checkpoint` is built; the others are refused by name.
   Durability durability = Durability::kCheckpoint;
   uint64_t chunk_elems = 1 << 20;  // Longest chunk.
@@ -90,23 +90,23 @@ struct ServerOptions {
 };
 
 struct CheckpointOptions {
-  uint64_t every = 0;            // Steps; 0: only at the end.
-  uint32_t keep = 2;             // Newest kept; at least 1.
+  uint64_t every = 0;  // Steps; 0: only at the end.
+  uint32_t keep = 2;   // Newest kept; at least 1.
 };
 
 struct EvalOptions {
-  uint64_t every = 0;            // Steps; 0: only at the end.
-  uint32_t micro_batches = 8;    // Held-out micro-batches of one evaluation.
+  uint64_t every = 0;          // Steps; 0: only at the end.
+  uint32_t micro_batches = 8;  // Held-out micro-batches of one evaluation.
 };
 
 struct ClusterOptions {
   std::string host = "127.0.0.1";
-  uint32_t port = 7400;          // Of the coordinator; 0: chosen by the system.
+  uint32_t port = 7400;  // Of the coordinator; 0: chosen by the system.
   absl::Duration lease = absl::Seconds(5);
   // A step, a join or a shutdown that does not progress for this long ends the
   // run with a named error.
   absl::Duration progress_timeout = absl::Seconds(60);
-  uint32_t skip_max = 10;        // Skipped steps in a row that end the run.
+  uint32_t skip_max = 10;  // Skipped steps in a row that end the run.
 };
 
 struct Job {

@@ -18,8 +18,8 @@ constexpr uint64_t kElemsMax = uint64_t{1} << 48;
 
 absl::Status ValidateTensor(const TensorSpec& tensor) {
   if (tensor.name.empty() || tensor.shape.empty() || tensor.use_count == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor '", tensor.name, "' has no name, shape or use"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor '", tensor.name, "' has no name, shape or use"));
   }
   uint64_t elems = 1;
   for (const uint64_t dim : tensor.shape) {
@@ -96,7 +96,8 @@ absl::Status ModelLayout::Validate() const {
           use.use >= tensors[use.tensor].use_count ||
           !uses.insert({use.tensor, use.use}).second) {
         return absl::InvalidArgumentError(
-            absl::StrCat("unit '", unit.name, "' has a tensor or use that does "
+            absl::StrCat("unit '", unit.name,
+                         "' has a tensor or use that does "
                          "not exist or is listed twice"));
       }
     }
@@ -212,9 +213,8 @@ absl::StatusOr<ChunkTable> ChunkTable::Build(const ModelLayout& layout,
       for (uint64_t begin = 0; begin < tensor.elem_count(); begin += step) {
         const auto id = static_cast<uint32_t>(table.chunks_.size());
         ids.push_back(id);
-        table.chunks_.push_back(
-            {id, use.tensor, begin,
-             std::min(begin + step, tensor.elem_count())});
+        table.chunks_.push_back({id, use.tensor, begin,
+                                 std::min(begin + step, tensor.elem_count())});
       }
     }
   }

@@ -27,11 +27,11 @@ struct TensorSpec {
   std::string name;             // As the family's files name it.
   std::vector<uint64_t> shape;  // Row-major; 1 or 2 dimensions.
   Init init = Init::kZeros;
-  double init_std = 0.0;        // Of kNormal, mean 0.
-  bool decay = false;           // Weight decay applies (matrices).
-  bool by_rows = false;         // Blocks and chunks are whole rows (tables).
-  uint32_t use_count = 1;       // Places where it enters the model.
-  DType served = DType::kF32;   // What workers fetch; masters are fp32.
+  double init_std = 0.0;       // Of kNormal, mean 0.
+  bool decay = false;          // Weight decay applies (matrices).
+  bool by_rows = false;        // Blocks and chunks are whole rows (tables).
+  uint32_t use_count = 1;      // Places where it enters the model.
+  DType served = DType::kF32;  // What workers fetch; masters are fp32.
 
   uint64_t elem_count() const;
   // Elements of one block: kBlockElems, or the most whole rows that fit in it

@@ -65,8 +65,8 @@ void LogEvent(Severity severity, absl::string_view event,
 void SetLogRole(absl::string_view role) { Role() = std::string(role); }
 
 void CheckFailed(const char* file, int line, const char* condition) {
-  WriteLine(absl::StrCat("check failed at ", file, ":", line, ": ", condition,
-                         "\n"));
+  WriteLine(
+      absl::StrCat("check failed at ", file, ":", line, ": ", condition, "\n"));
   std::abort();
 }
 

@@ -24,8 +24,7 @@ inline std::array<uint32_t, 4> Philox(uint64_t key, uint64_t counter_low,
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t{0xD2511F53u} * x[0];
     const uint64_t p1 = uint64_t{0xCD9E8D57u} * x[2];
-    x = {static_cast<uint32_t>(p1 >> 32) ^ x[1] ^ k0,
-         static_cast<uint32_t>(p1),
+    x = {static_cast<uint32_t>(p1 >> 32) ^ x[1] ^ k0, static_cast<uint32_t>(p1),
          static_cast<uint32_t>(p0 >> 32) ^ x[3] ^ k1,
          static_cast<uint32_t>(p0)};
     k0 += 0x9E3779B9u;

@@ -77,7 +77,8 @@ std::vector<Span> DealSpans(uint32_t total, uint32_t workers) {
   BALLAST_CHECK(workers >= 1 && workers <= total);
   std::vector<Span> ranges;
   for (uint32_t worker = 0; worker < workers; ++worker) {
-    const auto begin = static_cast<uint32_t>(uint64_t{total} * worker / workers);
+    const auto begin =
+        static_cast<uint32_t>(uint64_t{total} * worker / workers);
     const auto end =
         static_cast<uint32_t>(uint64_t{total} * (worker + 1) / workers);
     ranges.push_back({begin, end - begin});

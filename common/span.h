@@ -41,7 +41,8 @@ std::optional<Span> Parent(const Span& node, uint32_t total);
 std::vector<Span> Cover(const Span& range, uint32_t total);
 
 // Micro-batches 0..total-1 dealt to `workers` ranges that differ in length by
-// at most one, in order. Entry w is the range of worker w; 1 <= workers <= total.
+// at most one, in order. Entry w is the range of worker w; 1 <= workers <=
+// total.
 std::vector<Span> DealSpans(uint32_t total, uint32_t workers);
 
 }  // namespace ballast

@@ -49,7 +49,8 @@ absl::StatusOr<uint64_t> ParseBytes(absl::string_view text) {
   if (!digits || !absl::SimpleAtod(number, &value) ||
       value * factor >= 9223372036854775808.0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("'", text, "' is not a size; want a number of bytes or "
+        absl::StrCat("'", text,
+                     "' is not a size; want a number of bytes or "
                      "one with a unit, such as 4MiB"));
   }
   return static_cast<uint64_t>(std::llround(value * factor));

@@ -45,7 +45,7 @@ struct AttentionShape {
   uint64_t kv_heads = 0;
   uint64_t head_size = 0;
   uint64_t q_stride = 0;
-  uint64_t kv_stride = 0;   // Of k and v alike.
+  uint64_t kv_stride = 0;  // Of k and v alike.
   uint64_t out_stride = 0;
 };
 
@@ -96,8 +96,8 @@ class Kernels {
   virtual uint64_t AttentionScratchBytes(const AttentionShape& shape) = 0;
   // lse (batch, heads, tokens): log-sum-exp of each row of scores.
   virtual void Attention(const AttentionShape& shape, const float* q,
-                         const float* k, const float* v, float* out,
-                         float* lse, void* scratch) = 0;
+                         const float* k, const float* v, float* out, float* lse,
+                         void* scratch) = 0;
   virtual uint64_t AttentionGradScratchBytes(const AttentionShape& shape) = 0;
   // out and lse as Attention wrote them. dq has q's strides, dk and dv have
   // k's; dout has out's.

@@ -18,8 +18,8 @@ namespace ballast {
 void AccumulateCpu(absl::Span<const float> term, absl::Span<float> total);
 
 struct BlockStats {
-  double sum_squares = 0;    // fp64, in a fixed order; finite elements only.
-  uint64_t non_finite = 0;   // Elements that are inf or NaN.
+  double sum_squares = 0;   // fp64, in a fixed order; finite elements only.
+  uint64_t non_finite = 0;  // Elements that are inf or NaN.
 };
 
 // Statistics of one block of a gradient (at most 64 Ki elements or one row).
@@ -29,14 +29,14 @@ BlockStats BlockStatsCpu(absl::Span<const float> block);
 // Scalars of one AdamW step; equal for every element (Loshchilov and Hutter
 // 2019, algorithm 2). The coordinator computes them once, as fp32 bits.
 struct AdamWScalars {
-  float grad_scale = 1;     // clip factor / (loss scale * tokens of the step).
+  float grad_scale = 1;  // clip factor / (loss scale * tokens of the step).
   float learning_rate = 0;
   float beta1 = 0.9f;
   float beta2 = 0.95f;
   float epsilon = 1e-8f;
-  float weight_decay = 0;   // 0 for tensors that do not decay.
-  float bias1 = 1;          // 1 - beta1^t.
-  float bias2 = 1;          // 1 - beta2^t.
+  float weight_decay = 0;  // 0 for tensors that do not decay.
+  float bias1 = 1;         // 1 - beta1^t.
+  float bias2 = 1;         // 1 - beta2^t.
 };
 
 // g = grad * grad_scale;
@@ -53,7 +53,7 @@ struct SgdScalars {
   float grad_scale = 1;
   float learning_rate = 0;
   float momentum = 0;
-  float weight_decay = 0;   // Added to the gradient (coupled), as is usual.
+  float weight_decay = 0;  // Added to the gradient (coupled), as is usual.
 };
 
 // g = grad * grad_scale + weight_decay * param; momentum_buffer = momentum *

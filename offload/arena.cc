@@ -58,9 +58,9 @@ absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(const Options& options) {
   void* base = mmap(nullptr, options.bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "cannot map ", options.bytes, " bytes for ", options.name, ": ",
-        std::strerror(errno), "; lower it or free memory"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot map ", options.bytes, " bytes for ", options.name,
+                     ": ", std::strerror(errno), "; lower it or free memory"));
   }
   madvise(base, options.bytes, MADV_HUGEPAGE);
   arena->base_ = static_cast<std::byte*>(base);
@@ -144,9 +144,9 @@ absl::Status Arena::Refusal(uint64_t bytes, absl::string_view what) {
         absl::StrCat(largest[i].second, " ", FormatBytes(largest[i].first)));
   }
   const uint64_t tail =
-      free_.empty() || free_.rbegin()->first + free_.rbegin()->second <
-                           options_.bytes / options_.alignment *
-                               options_.alignment
+      free_.empty() ||
+              free_.rbegin()->first + free_.rbegin()->second <
+                  options_.bytes / options_.alignment * options_.alignment
           ? 0
           : free_.rbegin()->second;
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -167,8 +167,8 @@ uint64_t Arena::peak_bytes() const {
 
 void Arena::ResetPeakForTest() {
   MutexLock lock(&mutex_);
-  peak_ = live_.empty() ? 0
-                        : live_.rbegin()->first + live_.rbegin()->second.first;
+  peak_ =
+      live_.empty() ? 0 : live_.rbegin()->first + live_.rbegin()->second.first;
 }
 
 }  // namespace ballast

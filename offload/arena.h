@@ -59,7 +59,7 @@ class ArenaBuffer {
 class Arena {
  public:
   struct Options {
-    std::string name;        // The key a user would raise: "worker.memory".
+    std::string name;  // The key a user would raise: "worker.memory".
     uint64_t bytes = 0;
     uint64_t alignment = 64;  // Of every buffer; a power of two up to 4 KiB.
   };

@@ -45,8 +45,8 @@ BulkItem DecodeItem(ByteReader* reader, absl::Status* status) {
     *status = Damaged("an item has an unknown dtype, encoding or flag");
   }
   if (item.payload_bytes > kPayloadMax) {
-    *status = Damaged(absl::StrCat("an item claims ", item.payload_bytes,
-                                   " bytes"));
+    *status =
+        Damaged(absl::StrCat("an item claims ", item.payload_bytes, " bytes"));
   }
   item.dtype = static_cast<DType>(dtype & 1);
   item.has_loss = has_loss != 0;
@@ -116,8 +116,8 @@ absl::StatusOr<uint64_t> BulkHeaderBytes(absl::string_view fixed) {
   ByteReader count_reader(fixed.substr(60));
   const auto items = count_reader.Get<uint32_t>();
   if (items > kBulkItemsMax) {
-    return Damaged(absl::StrCat("it claims ", items, " items; at most ",
-                                kBulkItemsMax));
+    return Damaged(
+        absl::StrCat("it claims ", items, " items; at most ", kBulkItemsMax));
   }
   return kBulkFixedBytes + items * kBulkItemBytes;
 }

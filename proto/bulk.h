@@ -40,15 +40,15 @@ inline constexpr uint32_t kBulkItemsMax = 65536;
 
 struct BulkItem {
   uint32_t chunk = 0;
-  uint32_t use = 0;          // Push only.
-  Span span;                 // Push only.
-  uint8_t field = 0;         // storage/record.h, Field; fetch only. With
-                             // kServedField: whatever workers fetch.
+  uint32_t use = 0;   // Push only.
+  Span span;          // Push only.
+  uint8_t field = 0;  // storage/record.h, Field; fetch only. With
+                      // kServedField: whatever workers fetch.
   DType dtype = DType::kF32;
-  uint8_t encoding = 0;      // 0: dense. Others are reserved and refused.
-  bool has_loss = false;     // Push: `loss` belongs to this name.
-  uint64_t elem_begin = 0;   // From the start of the chunk.
-  uint64_t elem_count = 0;   // 0 in a fetch request: the whole chunk.
+  uint8_t encoding = 0;     // 0: dense. Others are reserved and refused.
+  bool has_loss = false;    // Push: `loss` belongs to this name.
+  uint64_t elem_begin = 0;  // From the start of the chunk.
+  uint64_t elem_count = 0;  // 0 in a fetch request: the whole chunk.
   uint64_t payload_bytes = 0;
   double loss = 0;
   friend bool operator==(const BulkItem&, const BulkItem&) = default;
@@ -61,7 +61,7 @@ struct BulkHeader {
   uint64_t step = 0;         // Push: the step. Fetch: the version.
   uint64_t incarnation = 0;  // Of the sender; 0 for a query by a tool.
   uint64_t placement_version = 0;
-  uint64_t sequence = 0;     // Of a request, repeated in its answers.
+  uint64_t sequence = 0;  // Of a request, repeated in its answers.
   uint64_t credit_bytes = 0;
   uint32_t error_code = 0;
   std::vector<BulkItem> items;

@@ -49,10 +49,10 @@ class BulkMessage {
   // Copies the payload of item `index`: items[index].payload_bytes bytes.
   void CopyPayload(size_t index, std::byte* out) const;
   // Visits it piece by piece: offset within the payload, bytes.
-  void VisitPayload(size_t index,
-                    const std::function<void(uint64_t offset,
-                                             const std::byte* data,
-                                             uint64_t bytes)>& visit) const;
+  void VisitPayload(
+      size_t index,
+      const std::function<void(uint64_t offset, const std::byte* data,
+                               uint64_t bytes)>& visit) const;
 
  private:
   void VisitRange(uint64_t begin, uint64_t bytes,

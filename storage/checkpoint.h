@@ -24,8 +24,8 @@
 namespace ballast {
 
 struct ManifestRecord {
-  uint32_t tensor = 0;     // Index into layout.tensors.
-  uint64_t begin = 0;      // Elements.
+  uint32_t tensor = 0;  // Index into layout.tensors.
+  uint64_t begin = 0;   // Elements.
   uint64_t end = 0;
   uint64_t version = 0;
   uint64_t timeline = 0;
@@ -38,11 +38,11 @@ struct CheckpointManifest {
   Hash128 run;
   std::string run_name;
   uint64_t timeline = 0;
-  uint64_t step = 0;               // Version of the parameters.
-  uint64_t optimizer_step = 0;     // Updates applied (skipped steps are not).
-  uint64_t samples_consumed = 0;   // The data position.
-  std::string decision;            // The step's log record, encoded.
-  std::string config;              // The effective job file.
+  uint64_t step = 0;              // Version of the parameters.
+  uint64_t optimizer_step = 0;    // Updates applied (skipped steps are not).
+  uint64_t samples_consumed = 0;  // The data position.
+  std::string decision;           // The step's log record, encoded.
+  std::string config;             // The effective job file.
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   ModelLayout layout;
   std::vector<std::string> directories;  // Data directories, absolute.

@@ -24,7 +24,7 @@ struct GradientName {
   uint64_t timeline = 0;
   uint64_t step = 0;
   uint32_t chunk = 0;
-  uint32_t use = 0;   // kAllUses for a chunk's complete gradient.
+  uint32_t use = 0;  // kAllUses for a chunk's complete gradient.
   Span span;
   friend bool operator==(const GradientName&, const GradientName&) = default;
   friend auto operator<=>(const GradientName&, const GradientName&) = default;
@@ -49,7 +49,7 @@ class GradientLog {
   using Done = std::function<void(absl::Status)>;
 
   struct Options {
-    std::string dir;                  // The server's data directory.
+    std::string dir;  // The server's data directory.
     Hash128 run;
     uint64_t timeline = 0;
     uint64_t segment_bytes = 64 << 20;

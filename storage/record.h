@@ -64,11 +64,11 @@ struct RecordLayout {
 
 // What a record says of itself.
 struct RecordId {
-  Hash128 run;             // The run it belongs to.
+  Hash128 run;  // The run it belongs to.
   uint64_t timeline = 0;
-  uint64_t version = 0;    // Parameters after this step.
-  Hash128 tensor;          // Hash of the tensor's name.
-  uint64_t begin = 0;      // Elements of the tensor.
+  uint64_t version = 0;  // Parameters after this step.
+  Hash128 tensor;        // Hash of the tensor's name.
+  uint64_t begin = 0;    // Elements of the tensor.
   uint64_t end = 0;
   friend bool operator==(const RecordId&, const RecordId&) = default;
 };

@@ -31,9 +31,9 @@ using SafetensorsSource = std::function<absl::Status(
 // Writes to a temporary name beside `path`, syncs, renames.
 // Errors: ALREADY_EXISTS  `path` exists and not `overwrite`; RESOURCE_EXHAUSTED
 //         the disk is full; whatever the source returns. Nothing is left over.
-absl::Status WriteSafetensors(const std::string& path,
-                              const std::vector<SafetensorsEntry>& entries,
-                              const std::map<std::string, std::string>& metadata,
-                              bool overwrite, const SafetensorsSource& source);
+absl::Status WriteSafetensors(
+    const std::string& path, const std::vector<SafetensorsEntry>& entries,
+    const std::map<std::string, std::string>& metadata, bool overwrite,
+    const SafetensorsSource& source);
 
 }  // namespace ballast

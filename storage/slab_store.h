@@ -62,11 +62,11 @@ class SlabStore {
   using Done = std::function<void(absl::Status)>;
 
   struct Options {
-    std::string dir;         // Created when missing.
-    Hash128 run;             // Identity of the run the directory belongs to.
-    std::string owner;       // Written into LOCK: "ps-0 pid 123 of run austen".
-    uint64_t extend_bytes = 64 << 20;   // Preallocation step of the slab.
-    uint32_t queue_depth = 16;          // Requests in flight at most.
+    std::string dir;    // Created when missing.
+    Hash128 run;        // Identity of the run the directory belongs to.
+    std::string owner;  // Written into LOCK: "ps-0 pid 123 of run austen".
+    uint64_t extend_bytes = 64 << 20;  // Preallocation step of the slab.
+    uint32_t queue_depth = 16;         // Requests in flight at most.
     // RocksDB's memtables and block cache together stay below this.
     uint64_t index_memory_bytes = 1 << 20;
   };
