@@ -56,6 +56,9 @@ void ExactSum::Add(const ExactSum& other) {
 
 // Every limb but the last ends in [0, 2^32); the last carries the sign.
 void ExactSum::Normalize() {
+  if (!finite_) {
+    limbs_.fill(0);  // Every sum that is not finite is the same.
+  }
   int64_t carry = 0;
   for (size_t i = 0; i + 1 < kLimbs; ++i) {
     const int64_t value = limbs_[i] + carry;
@@ -79,7 +82,11 @@ double ExactSum::Round() const {
     }
     value.Normalize();
   }
-  int top = kLimbs - 1;
+  if (value.limbs_[kLimbs - 1] != 0) {  // At least 2^1070.
+    const double infinity = std::numeric_limits<double>::infinity();
+    return negative ? -infinity : infinity;
+  }
+  int top = kLimbs - 2;
   while (top > 0 && value.limbs_[static_cast<size_t>(top)] == 0) {
     --top;
   }
@@ -136,7 +143,8 @@ std::string ExactSum::Encode() const {
 absl::StatusOr<ExactSum> ExactSum::Decode(absl::string_view bytes) {
   ByteReader reader(bytes);
   ExactSum sum;
-  sum.finite_ = reader.Get<uint8_t>() == 1;
+  const auto finite = reader.Get<uint8_t>();
+  sum.finite_ = finite == 1;
   for (int64_t& limb : sum.limbs_) {
     limb = reader.Get<int64_t>();
   }
@@ -144,11 +152,19 @@ absl::StatusOr<ExactSum> ExactSum::Decode(absl::string_view bytes) {
     return absl::InvalidArgumentError(
         "an exact sum has the wrong length; want 545 bytes");
   }
-  for (size_t i = 0; i + 1 < kLimbs; ++i) {
-    if (sum.limbs_[i] < 0 || sum.limbs_[i] >= kBase) {
-      return absl::InvalidArgumentError(
-          "an exact sum is not in normal form; the message is damaged");
+  // 2^64 terms do not fill the last limb; the bound leaves room to add 2^30
+  // sums that a damaged message claims.
+  const int64_t last = sum.limbs_[kLimbs - 1];
+  bool normal = finite <= 1 && last > -kBase && last < kBase;
+  for (size_t i = 0; i < kLimbs; ++i) {
+    normal = normal && (finite == 1 || sum.limbs_[i] == 0);
+    if (i + 1 < kLimbs) {
+      normal = normal && sum.limbs_[i] >= 0 && sum.limbs_[i] < kBase;
     }
+  }
+  if (!normal) {
+    return absl::InvalidArgumentError(
+        "an exact sum is not in normal form; the message is damaged");
   }
   return sum;
 }

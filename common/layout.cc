@@ -2,6 +2,7 @@
 #include "common/layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -15,11 +16,22 @@ namespace {
 // Above these a decoder refuses instead of allocating what a message claims.
 constexpr uint32_t kTensorsMax = 1u << 20;
 constexpr uint64_t kElemsMax = uint64_t{1} << 48;
+constexpr uint64_t kChunksMax = uint64_t{1} << 22;
 
 absl::Status ValidateTensor(const TensorSpec& tensor) {
   if (tensor.name.empty() || tensor.shape.empty() || tensor.use_count == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("tensor '", tensor.name, "' has no name, shape or use"));
+  }
+  if (tensor.shape.size() > 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor '", tensor.name, "' has ", tensor.shape.size(),
+                     " dimensions; want 1 or 2"));
+  }
+  if (!(tensor.init_std >= 0.0 && std::isfinite(tensor.init_std))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor '", tensor.name, "' has an init_std of ",
+                     tensor.init_std, "; want 0 or more"));
   }
   uint64_t elems = 1;
   for (const uint64_t dim : tensor.shape) {
@@ -31,6 +43,12 @@ absl::Status ValidateTensor(const TensorSpec& tensor) {
     elems *= dim;
   }
   return absl::OkStatus();
+}
+
+// Elements of every chunk of `tensor` but the last.
+uint64_t ChunkStep(const TensorSpec& tensor, uint64_t chunk_elems) {
+  const uint64_t block = tensor.block_elems();
+  return std::max(block, chunk_elems / block * block);
 }
 
 }  // namespace
@@ -77,6 +95,7 @@ absl::Status ModelLayout::Validate() const {
   }
   std::set<std::string> names;
   uint64_t uses_wanted = 0;
+  uint64_t elems = 0;
   for (const TensorSpec& tensor : tensors) {
     BALLAST_RETURN_IF_ERROR(ValidateTensor(tensor));
     if (!names.insert(tensor.name).second) {
@@ -84,6 +103,11 @@ absl::Status ModelLayout::Validate() const {
           absl::StrCat("tensor '", tensor.name, "' is declared twice"));
     }
     uses_wanted += tensor.use_count;
+    elems += tensor.elem_count();
+    if (elems > kElemsMax) {
+      return absl::InvalidArgumentError(
+          "the model has more than 2^48 parameters");
+    }
   }
   std::set<std::pair<uint32_t, uint32_t>> uses;
   for (const UnitSpec& unit : units) {
@@ -149,7 +173,7 @@ absl::StatusOr<ModelLayout> ModelLayout::Decode(absl::string_view bytes) {
     TensorSpec tensor;
     tensor.name = reader.GetString();
     const auto dims = reader.Get<uint32_t>();
-    if (dims > 8) {
+    if (dims > 2) {
       return damaged;
     }
     for (uint32_t d = 0; d < dims; ++d) {
@@ -157,13 +181,15 @@ absl::StatusOr<ModelLayout> ModelLayout::Decode(absl::string_view bytes) {
     }
     const auto init = reader.Get<uint8_t>();
     tensor.init_std = reader.Get<double>();
-    tensor.decay = reader.Get<uint8_t>() != 0;
-    tensor.by_rows = reader.Get<uint8_t>() != 0;
+    const auto decay = reader.Get<uint8_t>();
+    const auto by_rows = reader.Get<uint8_t>();
     tensor.use_count = reader.Get<uint32_t>();
     const auto served = reader.Get<uint8_t>();
-    if (init > 2 || served > 1) {
+    if (init > 2 || decay > 1 || by_rows > 1 || served > 1) {
       return damaged;
     }
+    tensor.decay = decay == 1;
+    tensor.by_rows = by_rows == 1;
     tensor.init = static_cast<Init>(init);
     tensor.served = static_cast<DType>(served);
     layout.tensors.push_back(std::move(tensor));
@@ -198,6 +224,15 @@ absl::StatusOr<ChunkTable> ChunkTable::Build(const ModelLayout& layout,
         "server.chunk_elems is 0; want at least 1");
   }
   BALLAST_RETURN_IF_ERROR(layout.Validate());
+  uint64_t chunk_count = 0;
+  for (const TensorSpec& tensor : layout.tensors) {
+    chunk_count += tensor.elem_count() / ChunkStep(tensor, chunk_elems) + 1;
+  }
+  if (chunk_count > kChunksMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("server.chunk_elems is ", chunk_elems, ", which makes ",
+                     chunk_count, " chunks; raise it: want at most 2^22"));
+  }
   ChunkTable table;
   table.layout_ = layout;
   table.by_tensor_.resize(layout.tensors.size());
@@ -208,8 +243,7 @@ absl::StatusOr<ChunkTable> ChunkTable::Build(const ModelLayout& layout,
         continue;  // An earlier unit already reads this tensor.
       }
       const TensorSpec& tensor = layout.tensors[use.tensor];
-      const uint64_t block = tensor.block_elems();
-      const uint64_t step = std::max(block, chunk_elems / block * block);
+      const uint64_t step = ChunkStep(tensor, chunk_elems);
       for (uint64_t begin = 0; begin < tensor.elem_count(); begin += step) {
         const auto id = static_cast<uint32_t>(table.chunks_.size());
         ids.push_back(id);

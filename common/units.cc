@@ -61,14 +61,15 @@ std::string FormatBytes(uint64_t bytes) {
                                                         "GiB", "TiB"};
   auto value = static_cast<double>(bytes);
   size_t unit = 0;
-  while (value >= 1024.0 && unit + 1 < kNames.size()) {
+  // The bounds are those of the rounded figure, not of the exact one.
+  while (value >= 1023.5 && unit + 1 < kNames.size()) {
     value /= 1024.0;
     ++unit;
   }
-  if (unit == 0 || value >= 100.0) {
+  if (unit == 0 || value >= 99.95) {
     return absl::StrFormat("%.0f %s", value, kNames[unit]);
   }
-  return absl::StrFormat(value >= 10.0 ? "%.1f %s" : "%.2f %s", value,
+  return absl::StrFormat(value >= 9.995 ? "%.1f %s" : "%.2f %s", value,
                          kNames[unit]);
 }
 

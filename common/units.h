@@ -16,7 +16,7 @@ namespace ballast {
 // Errors: INVALID_ARGUMENT  not such a size, negative, or beyond 2^63.
 absl::StatusOr<uint64_t> ParseBytes(absl::string_view text);
 
-// "3.36 MiB", "512 B": at most three significant digits.
+// "3.36 MiB", "512 B": three significant digits; four from 1000 to 1023.
 std::string FormatBytes(uint64_t bytes);
 
 }  // namespace ballast
