@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "proto/bulk.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+#include <string>
+
+namespace ballast {
+namespace {
+
+BulkHeader PushOfTwoItems() {
+  BulkHeader header;
+  header.kind = BulkKind::kPush;
+  header.timeline = 3;
+  header.step = 41;
+  header.incarnation = (uint64_t{1} << 40) + 7;
+  header.placement_version = 2;
+  header.sequence = 99;
+  header.credit_bytes = uint64_t{5} << 32;
+  header.items.resize(2);
+  header.items[0].chunk = 70000;
+  header.items[0].use = 1;
+  header.items[0].span = {4, 2};
+  header.items[0].elem_count = uint64_t{1} << 33;
+  header.items[0].payload_bytes = 24;
+  header.items[0].has_loss = true;
+  header.items[0].loss = 1.5;
+  header.items[1].dtype = DType::kBF16;
+  header.items[1].elem_begin = 65536;
+  header.items[1].payload_bytes = 8;
+  return header;
+}
+
+TEST(BulkHeaderTest, DecodesWhatItEncoded) {
+  const BulkHeader header = PushOfTwoItems();
+  const std::string bytes = EncodeBulkHeader(header);
+  ASSERT_EQ(bytes.size(), header.encoded_bytes());
+  const auto decoded = DecodeBulkHeader(bytes, bytes.size() + 32);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, header);
+}
+
+TEST(BulkHeaderTest, RefusesEveryTruncation) {
+  const std::string bytes = EncodeBulkHeader(PushOfTwoItems());
+  for (size_t length = 0; length < bytes.size(); ++length) {
+    EXPECT_FALSE(DecodeBulkHeader(bytes.substr(0, length), length).ok())
+        << length;
+  }
+}
+
+TEST(BulkHeaderTest, RefusesEveryFlippedBit) {
+  const std::string bytes = EncodeBulkHeader(PushOfTwoItems());
+  for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    std::string damaged = bytes;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
+    EXPECT_FALSE(DecodeBulkHeader(damaged, damaged.size() + 32).ok()) << bit;
+  }
+}
+
+TEST(BulkHeaderTest, RefusesPayloadsThatDoNotAddUp) {
+  const std::string bytes = EncodeBulkHeader(PushOfTwoItems());
+  EXPECT_FALSE(DecodeBulkHeader(bytes, bytes.size() + 31).ok());
+  EXPECT_FALSE(DecodeBulkHeader(bytes, bytes.size() + 33).ok());
+  EXPECT_TRUE(DecodeBulkHeader(bytes, bytes.size() + 32).ok());
+}
+
+TEST(BulkHeaderTest, RefusesLengthsThatWouldOverflowTheirSum) {
+  BulkHeader header = PushOfTwoItems();
+  header.items[0].payload_bytes = std::numeric_limits<uint64_t>::max();
+  header.items[1].payload_bytes = 33;
+  const std::string bytes = EncodeBulkHeader(header);
+  EXPECT_FALSE(DecodeBulkHeader(bytes, bytes.size() + 32).ok());
+}
+
+TEST(BulkHeaderTest, RefusesAnAbsurdItemCountBeforeAllocating) {
+  std::string bytes = EncodeBulkHeader(PushOfTwoItems());
+  bytes[60] = bytes[61] = bytes[62] = bytes[63] = '\xff';
+  EXPECT_FALSE(BulkHeaderBytes(bytes).ok());
+}
+
+TEST(BulkHeaderTest, SurvivesRandomBytes) {
+  const unsigned seed = std::random_device{}();
+  std::cout << "seed " << seed << "\n";
+  std::mt19937_64 random(seed);
+  const std::string valid = EncodeBulkHeader(PushOfTwoItems());
+  for (int round = 0; round < 20000; ++round) {
+    std::string bytes = valid.substr(0, 8);
+    const size_t length = random() % 300;
+    while (bytes.size() < length) {
+      bytes.push_back(static_cast<char>(random()));
+    }
+    EXPECT_FALSE(DecodeBulkHeader(bytes, bytes.size()).ok());
+  }
+}
+
+}  // namespace
+}  // namespace ballast
