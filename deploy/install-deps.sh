@@ -15,7 +15,7 @@ packages=(
   # Arithmetic.
   libdnnl-dev libhwy-dev
   # Job files, command line, JSON.
-  libyaml-cpp-dev libcli11-dev nlohmann-json3-dev zlib1g-dev
+  libyaml-cpp-dev libcli11-dev nlohmann-json3-dev
   # Tests and benchmarks.
   libgtest-dev libgmock-dev libbenchmark-dev python3
 )
