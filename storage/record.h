@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/hash.h"
 #include "common/job.h"
@@ -78,7 +79,8 @@ struct RecordId {
 using BlockDigests = std::vector<Hash128>;
 
 // Computes the digests of the fields in `image` and writes the header in front
-// of them. Returns the digests. image.size() == layout.total_bytes.
+// of them; padding becomes zeros. Returns the digests.
+// image.size() == layout.total_bytes.
 BlockDigests SealRecord(const RecordLayout& layout, const RecordId& id,
                         absl::Span<std::byte> image);
 
@@ -94,8 +96,17 @@ absl::Status CheckRecord(const RecordLayout& layout, const RecordId& expected,
                          absl::Span<const std::byte> image,
                          absl::string_view where);
 
+// The header alone: identity, layout and its own checksum. image.size() is at
+// least layout.header_bytes. Errors: as CheckRecord.
+absl::Status CheckHeader(const RecordLayout& layout, const RecordId& expected,
+                         absl::Span<const std::byte> image,
+                         absl::string_view where);
+
 // The digests that the header of a checked image holds.
 BlockDigests ReadDigests(const RecordLayout& layout,
                          absl::Span<const std::byte> image);
+
+// Where in BlockDigests the digest of a block of an existing field stands.
+uint64_t DigestIndex(const RecordLayout& layout, Field field, uint64_t block);
 
 }  // namespace ballast

@@ -69,6 +69,10 @@ class SlabStore {
     uint32_t queue_depth = 16;         // Requests in flight at most.
     // RocksDB's memtables and block cache together stay below this.
     uint64_t index_memory_bytes = 1 << 20;
+    // False: pread and pwrite, as where the kernel has no io_uring.
+    bool use_io_uring = true;
+    // Called instead of fdatasync; returns 0 or -1 with errno, as it does.
+    std::function<int(int fd)> sync_for_test;
   };
 
   // Locks the directory (flock on LOCK) for the life of the object.
@@ -84,10 +88,12 @@ class SlabStore {
   // Checkpoints found at open or committed since, oldest first.
   virtual std::vector<StoredCheckpoint> checkpoints() const = 0;
 
-  // Takes a free extent; extends the slab when there is none.
+  // Takes a free extent; extends the slab when there is none. `bytes` is a
+  // multiple of 4 KiB, not 0.
   // Errors: RESOURCE_EXHAUSTED  the disk is full (path and bytes named).
   virtual absl::StatusOr<Extent> Allocate(uint64_t bytes) = 0;
-  // The working owner lets go; a checkpoint may still hold it.
+  // The working owner lets go; a checkpoint may still hold it, and so does I/O
+  // in flight.
   virtual void Release(const Extent& extent) = 0;
   // Makes the caller the working owner of an extent that a checkpoint names.
   virtual void Adopt(const Extent& extent) = 0;
@@ -102,7 +108,11 @@ class SlabStore {
 
   // Commits a checkpoint: fdatasync of the slab, then one synced batch. Blocks.
   // Call after the writes of all entries are done. After a failed fdatasync the
-  // store refuses every further commit.
+  // store refuses every further commit. The same commit again is OK.
+  // Errors: INVALID_ARGUMENT     nobody holds an entry's extent.
+  //         ALREADY_EXISTS       another checkpoint of this timeline and step.
+  //         DATA_LOSS            the sync failed, now or earlier.
+  //         RESOURCE_EXHAUSTED   the disk is full; try again later.
   virtual absl::Status Commit(const StoredCheckpoint& checkpoint) = 0;
   // Forgets a checkpoint; its extents become free unless held otherwise.
   // OK when there is no such checkpoint. Blocks.

@@ -24,7 +24,9 @@ struct StateChange {
   std::optional<std::string> value;
 };
 
-// Thread-safe; every call may block on the disk.
+// Thread-safe; every call may block on the disk. Besides what is listed, calls
+// return DATA_LOSS (the store is damaged) and RESOURCE_EXHAUSTED (the disk is
+// full; a later call succeeds when there is space again).
 class StateStore {
  public:
   virtual ~StateStore() = default;
@@ -42,10 +44,19 @@ class StateStore {
   Range(absl::string_view begin, absl::string_view end, uint64_t limit) = 0;
 };
 
-// Opens (or creates) an embedded store in `dir`, locked by this process.
-// Errors: FAILED_PRECONDITION  another process has it open.
-//         DATA_LOSS            it is damaged.
+struct EmbeddedStoreOptions {
+  // Memtables and block cache together stay below this. At least 256 KiB.
+  uint64_t memory_bytes = 4 << 20;
+  // Whether a missing or empty folder becomes a new store.
+  bool create = true;
+};
+
+// Opens an embedded store in `dir`, locked by this process. What it reads is
+// durable: what a former life wrote is synced before this returns.
+// Errors: FAILED_PRECONDITION  another process has it open, or the folder
+//                              holds something else.
+//         DATA_LOSS            it is damaged, or missing and not `create`.
 absl::StatusOr<std::unique_ptr<StateStore>> OpenEmbeddedStateStore(
-    const std::string& dir);
+    const std::string& dir, const EmbeddedStoreOptions& options = {});
 
 }  // namespace ballast

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What makes a folder the data directory of one run: the file IDENTITY says
+// whose it is, the file LOCK is held while a process works in it. Nothing in
+// it is ever wiped, and a folder with other contents is refused untouched.
+// Format: docs/FORMATS.md.
+
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/hash.h"
+#include "storage/file.h"
+
+namespace ballast {
+
+// The lock lasts as long as the object. Thread-compatible.
+class DataDirectory {
+ public:
+  // Creates the folder when it is missing and takes an empty one.
+  // Errors:
+  //   FAILED_PRECONDITION  another process owns it (named), it belongs to
+  //                        another run or a newer format, or it is not empty
+  //                        and no data directory.
+  //   DATA_LOSS            IDENTITY is damaged.
+  static absl::StatusOr<DataDirectory> Open(const std::string& path,
+                                            const Hash128& run,
+                                            const std::string& owner);
+
+ private:
+  explicit DataDirectory(UniqueFd lock) : lock_(std::move(lock)) {}
+  UniqueFd lock_;
+};
+
+}  // namespace ballast

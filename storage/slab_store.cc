@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/slab_store.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/mutex.h"
+#include "common/status_macros.h"
+#include "storage/checkpoint_index.h"
+#include "storage/data_dir.h"
+#include "storage/extent_map.h"
+#include "storage/file.h"
+#include "storage/io_queue.h"
+#include "storage/record.h"
+#include "storage/state_store.h"
+
+namespace ballast {
+namespace {
+
+constexpr int kGrowRoundsMax = 64;
+
+bool IsWholePages(const Extent& extent) {
+  return extent.bytes > 0 && extent.bytes % kPageBytes == 0 &&
+         extent.offset % kPageBytes == 0;
+}
+
+bool SameEntries(const StoredCheckpoint& a, const StoredCheckpoint& b) {
+  return std::equal(a.entries.begin(), a.entries.end(), b.entries.begin(),
+                    b.entries.end(),
+                    [](const CheckpointEntry& x, const CheckpointEntry& y) {
+                      return x.chunk == y.chunk && x.version == y.version &&
+                             x.timeline == y.timeline && x.extent == y.extent;
+                    });
+}
+
+class SlabStoreImpl final : public SlabStore {
+ public:
+  SlabStoreImpl(const Options& options, DataDirectory directory,
+                StorageFile slab, std::unique_ptr<StateStore> index,
+                ExtentMap extents, std::vector<StoredCheckpoint> checkpoints,
+                std::unique_ptr<IoQueue> queue)
+      : extend_bytes_(
+            RoundUp(std::max<uint64_t>(options.extend_bytes, 1), kPageBytes)),
+        sync_(options.sync_for_test ? options.sync_for_test : fdatasync),
+        directory_(std::move(directory)),
+        slab_(std::move(slab)),
+        index_(std::move(index)),
+        extents_(std::move(extents)),
+        checkpoints_(std::move(checkpoints)),
+        queue_(std::move(queue)) {}
+
+  std::vector<StoredCheckpoint> checkpoints() const override {
+    MutexLock lock(&mutex_);
+    return checkpoints_;
+  }
+
+  absl::StatusOr<Extent> Allocate(uint64_t bytes) override;
+  void Release(const Extent& extent) override {
+    MutexLock lock(&mutex_);
+    extents_.Release(extent);
+  }
+  void Adopt(const Extent& extent) override {
+    MutexLock lock(&mutex_);
+    BALLAST_CHECK(extents_.Adopt(extent));
+  }
+
+  void Write(const Extent& extent, const std::byte* data, Done done) override {
+    bytes_written_.fetch_add(extent.bytes, std::memory_order_relaxed);
+    // A request names one kind of pointer for both directions; a write only
+    // reads through it.
+    Transfer(extent, /*write=*/true, extent.bytes, const_cast<std::byte*>(data),
+             std::move(done));
+  }
+  void Read(const Extent& extent, uint64_t bytes, std::byte* data,
+            Done done) override {
+    BALLAST_CHECK(bytes <= extent.bytes);
+    bytes_read_.fetch_add(bytes, std::memory_order_relaxed);
+    Transfer(extent, /*write=*/false, bytes, data, std::move(done));
+  }
+
+  absl::Status Commit(const StoredCheckpoint& checkpoint) override;
+  absl::Status Drop(uint64_t timeline, uint64_t step) override;
+
+  SlabIoStats stats() const override {
+    return {bytes_written_.load(std::memory_order_relaxed),
+            bytes_read_.load(std::memory_order_relaxed),
+            syncs_.load(std::memory_order_relaxed)};
+  }
+  const std::string& slab_path() const override { return slab_.path; }
+
+ private:
+  void Transfer(const Extent& extent, bool write, uint64_t bytes,
+                std::byte* data, Done done);
+  std::optional<StoredCheckpoint> Find(uint64_t timeline, uint64_t step) const;
+  absl::Status Pin(const StoredCheckpoint& checkpoint);
+  void Unpin(const StoredCheckpoint& checkpoint);
+  // Removes what a failed commit may have left in the index.
+  absl::Status SettleDoubts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(commit_mutex_);
+  absl::Status SyncSlab() ABSL_EXCLUSIVE_LOCKS_REQUIRED(commit_mutex_);
+
+  const uint64_t extend_bytes_;
+  const std::function<int(int)> sync_;
+  const DataDirectory directory_;
+  const StorageFile slab_;
+  const std::unique_ptr<StateStore> index_;
+
+  // Order: commit_mutex_, grow_mutex_, mutex_. The first two exist to put
+  // changes of the index and of the slab's length in a row, so they are held
+  // across that I/O; mutex_ never is.
+  Mutex commit_mutex_;
+  absl::Status poisoned_ ABSL_GUARDED_BY(commit_mutex_);
+  // Commits whose batch failed: on the disk or not. At most one.
+  std::vector<StoredCheckpoint> doubtful_ ABSL_GUARDED_BY(commit_mutex_);
+  Mutex grow_mutex_;
+  mutable Mutex mutex_;
+  ExtentMap extents_ ABSL_GUARDED_BY(mutex_);
+  std::vector<StoredCheckpoint> checkpoints_ ABSL_GUARDED_BY(mutex_);
+
+  // Plain counters: no other memory hangs on them.
+  std::atomic<uint64_t> bytes_written_ = 0;
+  std::atomic<uint64_t> bytes_read_ = 0;
+  std::atomic<uint64_t> syncs_ = 0;
+
+  // Last: its completions use what stands above.
+  const std::unique_ptr<IoQueue> queue_;
+};
+
+absl::StatusOr<Extent> SlabStoreImpl::Allocate(uint64_t bytes) {
+  BALLAST_CHECK(bytes > 0 && bytes % kPageBytes == 0);
+  {
+    MutexLock lock(&mutex_);
+    if (const auto extent = extents_.Allocate(bytes)) {
+      return *extent;
+    }
+  }
+  MutexLock grow_lock(&grow_mutex_);
+  // Each round after the first means that other threads took what the round
+  // before had added.
+  for (int round = 0; round < kGrowRoundsMax; ++round) {
+    uint64_t size = 0;
+    uint64_t missing = 0;
+    {
+      MutexLock lock(&mutex_);
+      if (const auto extent = extents_.Allocate(bytes)) {
+        return *extent;
+      }
+      size = extents_.size_bytes();
+      missing = bytes - extents_.free_tail_bytes();
+    }
+    uint64_t added = RoundUp(missing, extend_bytes_);
+    absl::Status grown = Preallocate(slab_, size, size + added);
+    if (absl::IsResourceExhausted(grown) && added > missing) {
+      added = missing;
+      grown = Preallocate(slab_, size, size + added);
+    }
+    BALLAST_RETURN_IF_ERROR(grown);
+    MutexLock lock(&mutex_);
+    extents_.Grow(added);
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      slab_.path, " lost every race for ", bytes, " bytes; try again"));
+}
+
+void SlabStoreImpl::Transfer(const Extent& extent, bool write, uint64_t bytes,
+                             std::byte* data, Done done) {
+  {
+    MutexLock lock(&mutex_);
+    BALLAST_CHECK(extents_.Adopt(extent));  // I/O in flight holds it too.
+  }
+  IoRequest request;
+  request.write = write;
+  request.file = &slab_;
+  request.offset = extent.offset;
+  request.data = data;
+  request.bytes = bytes;
+  request.done = [this, extent, done = std::move(done)](absl::Status status) {
+    Release(extent);
+    done(std::move(status));
+  };
+  queue_->Submit(std::move(request));
+}
+
+std::optional<StoredCheckpoint> SlabStoreImpl::Find(uint64_t timeline,
+                                                    uint64_t step) const {
+  MutexLock lock(&mutex_);
+  for (const StoredCheckpoint& checkpoint : checkpoints_) {
+    if (checkpoint.timeline == timeline && checkpoint.step == step) {
+      return checkpoint;
+    }
+  }
+  return std::nullopt;
+}
+
+absl::Status SlabStoreImpl::Pin(const StoredCheckpoint& checkpoint) {
+  MutexLock lock(&mutex_);
+  for (const CheckpointEntry& entry : checkpoint.entries) {
+    if (!extents_.IsHeld(entry.extent)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "checkpoint of step ", checkpoint.step, " names the extent at ",
+          entry.extent.offset, " (", entry.extent.bytes, " bytes) for chunk ",
+          entry.chunk, ", which nobody holds"));
+    }
+  }
+  for (const CheckpointEntry& entry : checkpoint.entries) {
+    BALLAST_CHECK(extents_.Pin(entry.extent));
+  }
+  return absl::OkStatus();
+}
+
+void SlabStoreImpl::Unpin(const StoredCheckpoint& checkpoint) {
+  MutexLock lock(&mutex_);
+  for (const CheckpointEntry& entry : checkpoint.entries) {
+    extents_.Unpin(entry.extent);
+  }
+}
+
+absl::Status SlabStoreImpl::SyncSlab() {
+  BALLAST_RETURN_IF_ERROR(poisoned_);
+  if (sync_(slab_.fd.get()) != 0) {
+    // The kernel reports a lost write once and then forgets it: a second
+    // fdatasync would succeed over missing bytes.
+    const absl::Status status =
+        ErrnoError(errno, absl::StrCat("cannot sync ", slab_.path));
+    poisoned_ = absl::DataLossError(absl::StrCat(
+        status.message(),
+        "; what was written since the last checkpoint may be lost, so no "
+        "further one is taken: restart the server"));
+    return poisoned_;
+  }
+  syncs_.fetch_add(1, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+absl::Status SlabStoreImpl::Commit(const StoredCheckpoint& checkpoint) {
+  MutexLock commit_lock(&commit_mutex_);
+  if (const auto found = Find(checkpoint.timeline, checkpoint.step)) {
+    return SameEntries(*found, checkpoint)
+               ? absl::OkStatus()
+               : absl::AlreadyExistsError(absl::StrCat(
+                     "timeline ", checkpoint.timeline, " step ",
+                     checkpoint.step, " has a checkpoint of other records"));
+  }
+  BALLAST_RETURN_IF_ERROR(SettleDoubts());
+  BALLAST_RETURN_IF_ERROR(Pin(checkpoint));
+  if (const absl::Status status = SyncSlab(); !status.ok()) {
+    Unpin(checkpoint);
+    return status;
+  }
+  if (const absl::Status status = AddCheckpoint(checkpoint, index_.get());
+      !status.ok()) {
+    // It may be on the disk all the same, and then the next open must find
+    // these extents untouched: they stay pinned until it is surely gone.
+    doubtful_.push_back(checkpoint);
+    return status;
+  }
+  MutexLock lock(&mutex_);
+  checkpoints_.push_back(checkpoint);
+  return absl::OkStatus();
+}
+
+absl::Status SlabStoreImpl::SettleDoubts() {
+  while (!doubtful_.empty()) {
+    BALLAST_RETURN_IF_ERROR(RemoveCheckpoint(doubtful_.back(), index_.get()));
+    Unpin(doubtful_.back());
+    doubtful_.pop_back();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SlabStoreImpl::Drop(uint64_t timeline, uint64_t step) {
+  MutexLock commit_lock(&commit_mutex_);
+  BALLAST_RETURN_IF_ERROR(SettleDoubts());
+  const auto found = Find(timeline, step);
+  if (!found) {
+    return absl::OkStatus();
+  }
+  BALLAST_RETURN_IF_ERROR(RemoveCheckpoint(*found, index_.get()));
+  Unpin(*found);
+  MutexLock lock(&mutex_);
+  std::erase_if(checkpoints_, [&](const StoredCheckpoint& checkpoint) {
+    return checkpoint.timeline == timeline && checkpoint.step == step;
+  });
+  return absl::OkStatus();
+}
+
+// Everything that a checkpoint names must lie within the slab, whole pages,
+// and no two extents may overlap unless they are the same.
+absl::StatusOr<ExtentMap> MapExtents(
+    const StorageFile& slab, uint64_t slab_bytes,
+    const std::vector<StoredCheckpoint>& checkpoints) {
+  ExtentMap extents(slab_bytes / kPageBytes * kPageBytes);
+  for (const StoredCheckpoint& checkpoint : checkpoints) {
+    for (const CheckpointEntry& entry : checkpoint.entries) {
+      if (!IsWholePages(entry.extent) || !extents.Pin(entry.extent)) {
+        return absl::DataLossError(absl::StrCat(
+            slab.path, " is ", slab_bytes, " bytes long and cannot hold the ",
+            "extent at ", entry.extent.offset, " (", entry.extent.bytes,
+            " bytes) of chunk ", entry.chunk, " that the checkpoint of step ",
+            checkpoint.step, " names"));
+      }
+    }
+  }
+  return extents;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SlabStore>> SlabStore::Open(
+    const Options& options) {
+  BALLAST_ASSIGN_OR_RETURN(
+      DataDirectory directory,
+      DataDirectory::Open(options.dir, options.run, options.owner));
+  // A directory is made in the order IDENTITY, index, slab: where a slab is,
+  // an index must be, and an index with checkpoints must have a slab. Anything
+  // else is loss, never a reason to start afresh.
+  const std::string slab_path = options.dir + "/slab";
+  struct stat info = {};
+  const bool has_slab = stat(slab_path.c_str(), &info) == 0;
+  EmbeddedStoreOptions index_options;
+  index_options.memory_bytes = options.index_memory_bytes;
+  index_options.create = !has_slab;
+  BALLAST_ASSIGN_OR_RETURN(
+      std::unique_ptr<StateStore> index,
+      OpenEmbeddedStateStore(options.dir + "/index", index_options));
+  absl::StatusOr<std::vector<StoredCheckpoint>> checkpoints =
+      ReadCheckpoints(index.get());
+  if (!checkpoints.ok()) {
+    return absl::Status(
+        checkpoints.status().code(),
+        absl::StrCat(options.dir, "/index: ", checkpoints.status().message()));
+  }
+  if (!has_slab && !checkpoints->empty()) {
+    return absl::DataLossError(
+        absl::StrCat(slab_path, " is missing; the index names ",
+                     checkpoints->size(), " checkpoints in it"));
+  }
+  BALLAST_ASSIGN_OR_RETURN(StorageFile slab,
+                           OpenDirect(slab_path, /*create=*/!has_slab));
+  if (!has_slab) {
+    BALLAST_RETURN_IF_ERROR(SyncDirectory(options.dir));
+  }
+  BALLAST_ASSIGN_OR_RETURN(const uint64_t slab_bytes, FileBytes(slab));
+  BALLAST_ASSIGN_OR_RETURN(ExtentMap extents,
+                           MapExtents(slab, slab_bytes, *checkpoints));
+  IoQueue::Options queue_options;
+  queue_options.depth = options.queue_depth;
+  queue_options.use_io_uring = options.use_io_uring;
+  BALLAST_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue,
+                           IoQueue::Start(queue_options));
+  return std::unique_ptr<SlabStore>(std::make_unique<SlabStoreImpl>(
+      options, std::move(directory), std::move(slab), std::move(index),
+      std::move(extents), *std::move(checkpoints), std::move(queue)));
+}
+
+}  // namespace ballast
