@@ -71,11 +71,12 @@ struct PrecisionOptions {
 };
 
 struct WorkerOptions {
-  uint32_t count = 1;        // At most batch.micro_batches.
-  uint64_t memory = 0;       // Device budget in bytes; hard.
-  uint64_t host_memory = 0;  // Budget of everything else that can grow.
-  uint32_t threads = 0;      // 0: this machine's cores / worker.count.
-  uint32_t prefetch = 1;     // Units fetched ahead. 0 to 4.
+  uint32_t count = 1;   // At most batch.micro_batches.
+  uint64_t memory = 0;  // Device budget in bytes; hard.
+  // Budget of everything else that can grow.
+  uint64_t host_memory = uint64_t{1} << 30;
+  uint32_t threads = 0;   // 0: this machine's cores / worker.count.
+  uint32_t prefetch = 1;  // Units fetched ahead. 0 to 4.
 };
 
 enum class Durability : uint8_t { kCheckpoint = 0, kStep = 1, kReplica = 2 };
