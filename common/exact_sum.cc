@@ -29,14 +29,14 @@ void ExactSum::Add(double term) {
   }
   // term = mantissa * 2^(position - 1074).
   const int position = exponent == 0 ? 0 : exponent - 1;
-  const int limb = position / 32;
+  const auto limb = static_cast<size_t>(position / 32);
   const int shift = position % 32;
   const auto wide = static_cast<unsigned __int128>(mantissa) << shift;
   const int64_t sign = (bits >> 63) != 0 ? -1 : 1;
-  for (int piece = 0; piece < 3; ++piece) {
+  for (size_t piece = 0; piece < 3; ++piece) {
     const auto part = static_cast<int64_t>(
         static_cast<uint64_t>(wide >> (32 * piece)) & 0xffffffffu);
-    limbs_[static_cast<size_t>(limb + piece)] += sign * part;
+    limbs_[limb + piece] += sign * part;
   }
   if (++pending_ >= kPendingMax) {
     Normalize();

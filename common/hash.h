@@ -16,6 +16,7 @@ struct Hash128 {
   uint64_t high = 0;
   uint64_t low = 0;
   friend bool operator==(const Hash128&, const Hash128&) = default;
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 misreads <=>.
   friend auto operator<=>(const Hash128&, const Hash128&) = default;
 };
 

@@ -19,7 +19,7 @@ namespace ballast {
 // Elements in a block of a tensor that is not used by rows. Sums, checksums
 // and state_hash leaves are per block, counted from the start of the tensor,
 // so that chunk size and placement change no bit of them.
-inline constexpr uint64_t kBlockElems = 64 * 1024;
+inline constexpr uint64_t kBlockElems = uint64_t{64} << 10;
 
 enum class Init : uint8_t { kZeros = 0, kOnes = 1, kNormal = 2 };
 

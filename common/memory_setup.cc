@@ -10,9 +10,11 @@
 namespace ballast {
 
 void KeepHeapMemory() {
+  // NOLINTBEGIN(concurrency-mt-unsafe): before the first thread.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 0x7fffffff);
   mallopt(M_ARENA_MAX, 2);
+  // NOLINTEND(concurrency-mt-unsafe)
 }
 
 uint64_t MinorFaults() {

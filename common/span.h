@@ -24,6 +24,7 @@ struct Span {
     return first <= other.first && other.end() <= end();
   }
   friend bool operator==(const Span&, const Span&) = default;
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 misreads <=>.
   friend auto operator<=>(const Span&, const Span&) = default;
 };
 

@@ -69,8 +69,10 @@ std::string FormatBytes(uint64_t bytes) {
   if (unit == 0 || value >= 99.95) {
     return absl::StrFormat("%.0f %s", value, kNames[unit]);
   }
-  return absl::StrFormat(value >= 9.995 ? "%.1f %s" : "%.2f %s", value,
-                         kNames[unit]);
+  if (value >= 9.995) {
+    return absl::StrFormat("%.1f %s", value, kNames[unit]);
+  }
+  return absl::StrFormat("%.2f %s", value, kNames[unit]);
 }
 
 }  // namespace ballast

@@ -90,6 +90,7 @@ TEST(ExactSumTest, ManyTermsMatchIntegerArithmeticRoundedOnce) {
 TEST(ExactSumTest, TheOrderAndTheSplitChangeNoBit) {
   std::mt19937_64 random(4);
   std::vector<double> terms;
+  terms.reserve(1000);
   for (int i = 0; i < 1000; ++i) {
     terms.push_back(AnyDouble(&random) * 0x1p-20);
   }
@@ -236,7 +237,8 @@ TEST(ExactSumTest, DamagedBytesAreRefusedOrGiveAUsableSum) {
     std::string bytes = sum.Encode();
     const int flips = 1 + static_cast<int>(random() % 4);
     for (int i = 0; i < flips; ++i) {
-      bytes[random() % bytes.size()] ^= static_cast<char>(1 << (random() % 8));
+      char& byte = bytes[random() % bytes.size()];
+      byte = static_cast<char>(byte ^ (1 << (random() % 8)));
     }
     absl::StatusOr<ExactSum> decoded = ExactSum::Decode(bytes);
     if (decoded.ok()) {
