@@ -40,14 +40,7 @@ void ArenaBuffer::reset() {
 }
 
 std::unique_ptr<Arena> Arena::CreateWithoutMemory(const Options& options) {
-  auto arena = std::unique_ptr<Arena>(new Arena(options));
-  MutexLock lock(&arena->mutex_);
-  const uint64_t bytes = options.bytes / options.alignment * options.alignment;
-  if (bytes > 0) {
-    arena->free_[0] = bytes;
-    arena->by_size_.insert({bytes, 0});
-  }
-  return arena;
+  return std::unique_ptr<Arena>(new Arena(options));
 }
 
 absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(const Options& options) {
@@ -83,20 +76,25 @@ absl::StatusOr<ArenaBuffer> Arena::Allocate(uint64_t bytes,
   const uint64_t rounded =
       std::max(RoundUp(bytes, options_.alignment), options_.alignment);
   MutexLock lock(&mutex_);
+  uint64_t offset = top_;
   const auto fit = by_size_.lower_bound({rounded, 0});
-  if (fit == by_size_.end()) {
+  if (fit != by_size_.end()) {
+    const uint64_t hole_bytes = fit->first;
+    offset = fit->second;
+    by_size_.erase(fit);
+    free_.erase(offset);
+    if (hole_bytes > rounded) {
+      free_[offset + rounded] = hole_bytes - rounded;
+      by_size_.insert({hole_bytes - rounded, offset + rounded});
+    }
+  } else if (rounded > options_.bytes || top_ > options_.bytes - rounded) {
     return Refusal(rounded, what);
-  }
-  const auto [block_bytes, offset] = *fit;
-  by_size_.erase(fit);
-  free_.erase(offset);
-  if (block_bytes > rounded) {
-    free_[offset + rounded] = block_bytes - rounded;
-    by_size_.insert({block_bytes - rounded, offset + rounded});
+  } else {
+    top_ += rounded;
   }
   live_[offset] = {rounded, std::string(what)};
   used_ += rounded;
-  peak_ = std::max(peak_, offset + rounded);
+  peak_ = std::max(peak_, top_);
   ArenaBuffer buffer;
   buffer.arena_ = this;
   buffer.offset_ = offset;
@@ -124,6 +122,10 @@ void Arena::Free(uint64_t offset, uint64_t bytes) {
       free_.erase(previous);
     }
   }
+  if (offset + bytes == top_) {
+    top_ = offset;
+    return;
+  }
   free_[offset] = bytes;
   by_size_.insert({bytes, offset});
 }
@@ -143,16 +145,10 @@ absl::Status Arena::Refusal(uint64_t bytes, absl::string_view what) {
     lines.push_back(
         absl::StrCat(largest[i].second, " ", FormatBytes(largest[i].first)));
   }
-  const uint64_t tail =
-      free_.empty() ||
-              free_.rbegin()->first + free_.rbegin()->second <
-                  options_.bytes / options_.alignment * options_.alignment
-          ? 0
-          : free_.rbegin()->second;
   return absl::ResourceExhaustedError(absl::StrCat(
       options_.name, " is ", options_.bytes, " bytes; ", what, " needs ", bytes,
       " more than ", used_, " in use (", absl::StrJoin(lines, ", "),
-      "); want at least ", options_.bytes + bytes - tail, " bytes"));
+      "); want at least ", top_ + bytes, " bytes"));
 }
 
 uint64_t Arena::used_bytes() const {
@@ -167,8 +163,7 @@ uint64_t Arena::peak_bytes() const {
 
 void Arena::ResetPeakForTest() {
   MutexLock lock(&mutex_);
-  peak_ =
-      live_.empty() ? 0 : live_.rbegin()->first + live_.rbegin()->second.first;
+  peak_ = top_;
 }
 
 }  // namespace ballast

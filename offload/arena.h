@@ -4,9 +4,11 @@
 // shard server's state. It never grows and never returns memory to the kernel;
 // a refusal names what was live and by how much the budget is short.
 //
-// Best fit over free blocks with coalescing. The same sequence of calls gives
-// the same offsets, which is what lets the planner find the exact peak by
-// running a step without memory (see CreateWithoutMemory).
+// Best fit over holes with coalescing; the space above the highest live buffer
+// is used only when no hole fits. So the same sequence of calls gives the same
+// offsets under every budget that is large enough: the planner finds the exact
+// peak by running a step without memory (see CreateWithoutMemory), and a budget
+// of that peak lets the step pass.
 
 #pragma once
 
@@ -94,11 +96,13 @@ class Arena {
   const Options options_;
   std::byte* base_ = nullptr;
   mutable Mutex mutex_;
-  std::map<uint64_t, uint64_t> free_ ABSL_GUARDED_BY(mutex_);  // Offset, bytes.
+  // Holes below top_: offset to bytes.
+  std::map<uint64_t, uint64_t> free_ ABSL_GUARDED_BY(mutex_);
   // (bytes, offset): best fit is the first not below.
   std::set<std::pair<uint64_t, uint64_t>> by_size_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, std::pair<uint64_t, std::string>> live_
-      ABSL_GUARDED_BY(mutex_);  // Offset to bytes and what.
+      ABSL_GUARDED_BY(mutex_);                // Offset to bytes and what.
+  uint64_t top_ ABSL_GUARDED_BY(mutex_) = 0;  // End of the highest buffer.
   uint64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t peak_ ABSL_GUARDED_BY(mutex_) = 0;
 };

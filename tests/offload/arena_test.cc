@@ -70,6 +70,29 @@ TEST(ArenaTest, PeakIsTheBudgetThatTheSameCallsNeed) {
   EXPECT_EQ(exact->peak_bytes(), plan->peak_bytes());
 }
 
+TEST(ArenaTest, OffsetsDoNotDependOnTheBudget) {
+  const auto run = [](uint64_t bytes) {
+    const auto arena =
+        Arena::CreateWithoutMemory({.name = "plan", .bytes = bytes});
+    std::mt19937_64 random(7);
+    std::vector<ArenaBuffer> live;
+    for (int round = 0; round < 2000; ++round) {
+      if (!live.empty() && (random() % 2 == 0 || live.size() > 8)) {
+        live.erase(live.begin());
+      }
+      auto buffer = arena->Allocate(random() % 4000, "random");
+      if (!buffer.ok()) {
+        return uint64_t{0};
+      }
+      live.push_back(std::move(buffer).value());
+    }
+    return arena->peak_bytes();
+  };
+  const uint64_t peak = run(1 << 30);
+  EXPECT_EQ(run(peak), peak);
+  EXPECT_EQ(run(peak - 64), 0u);
+}
+
 TEST(ArenaTest, LiveBuffersNeverOverlapInRandomUse) {
   const unsigned seed = std::random_device{}();
   std::cout << "seed " << seed << "\n";
