@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu_kernels.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "common/check.h"
+#include "hwy/targets.h"
+#include "kernels/attention_simd.h"
+#include "kernels/layers_simd.h"
+#include "kernels/matrix_product.h"
+#include "kernels/parallel.h"
+#include "kernels/update.h"
+
+namespace ballast {
+namespace {
+
+// Pieces of element-wise work: long enough to outweigh handing them out, short
+// enough to share evenly.
+constexpr uint64_t kPieceElems = 16 * 1024;
+// Rows whose gradients of gamma and beta are summed together.
+constexpr uint64_t kNormRows = 32;
+// Columns summed by one task: whole cache lines, of whole pages at best.
+constexpr uint64_t kSumColumns = 64;
+// Parts of the vocabulary that are scattered to at once.
+constexpr uint64_t kScatterParts = 64;
+
+class CpuKernels final : public Kernels {
+ public:
+  explicit CpuKernels(int threads) : threads_(threads), products_(threads) {}
+
+  uint64_t LinearScratchBytes(const LinearShape& shape) override {
+    return products_.ScratchBytes(LinearProduct::kForward, shape);
+  }
+
+  void Linear(const LinearShape& shape, const float* x, const void* weight,
+              const float* bias, float* y, void* scratch) override {
+    products_.Run(LinearProduct::kForward, shape, x, weight, bias, y, scratch);
+  }
+
+  uint64_t LinearGradInputScratchBytes(const LinearShape& shape) override {
+    return products_.ScratchBytes(LinearProduct::kGradInput, shape);
+  }
+
+  void LinearGradInput(const LinearShape& shape, const float* dy,
+                       const void* weight, float* dx, void* scratch) override {
+    products_.Run(LinearProduct::kGradInput, shape, dy, weight, nullptr, dx,
+                  scratch);
+  }
+
+  uint64_t LinearGradWeightScratchBytes(const LinearShape& shape) override {
+    return products_.ScratchBytes(LinearProduct::kGradWeight, shape);
+  }
+
+  void LinearGradWeight(const LinearShape& shape, const float* x,
+                        const float* dy, float* dweight, float* dbias,
+                        void* scratch) override {
+    products_.Run(LinearProduct::kGradWeight, shape, x, dy, nullptr, dweight,
+                  scratch);
+    if (dbias != nullptr) SumRows(shape.rows, shape.out, dy, dbias);
+  }
+
+  void LayerNorm(uint64_t rows, uint64_t width, float epsilon, const float* x,
+                 const float* gamma, const float* beta, float* y, float* mean,
+                 float* rstd) override {
+    ParallelPieces(threads_, rows, kNormRows,
+                   [&](uint64_t begin, uint64_t end) {
+                     const uint64_t at = begin * width;
+                     LayerNormRows(end - begin, width, epsilon, x + at, gamma,
+                                   beta, y + at, mean + begin, rstd + begin);
+                   });
+  }
+
+  uint64_t LayerNormGradScratchBytes(uint64_t rows, uint64_t width) override {
+    return 2 * NormParts(rows) * width * sizeof(float);
+  }
+
+  void LayerNormGrad(uint64_t rows, uint64_t width, const float* x,
+                     const float* gamma, const float* mean, const float* rstd,
+                     const float* dy, const float* dx_add, float* dx,
+                     float* dgamma, float* dbeta, void* scratch) override {
+    auto* const gammas = static_cast<float*>(scratch);
+    float* const betas = gammas + NormParts(rows) * width;
+    ParallelPieces(
+        threads_, rows, kNormRows, [&](uint64_t begin, uint64_t end) {
+          const uint64_t at = begin * width;
+          const uint64_t part = begin / kNormRows * width;
+          LayerNormGradRows(end - begin, width, x + at, gamma, mean + begin,
+                            rstd + begin, dy + at,
+                            dx_add != nullptr ? dx_add + at : nullptr, dx + at,
+                            gammas + part, betas + part);
+        });
+    SumRows(NormParts(rows), width, gammas, dgamma);
+    SumRows(NormParts(rows), width, betas, dbeta);
+  }
+
+  void Gelu(uint64_t count, const float* x, float* y) override {
+    ForElems(count, [&](uint64_t begin, uint64_t elems) {
+      GeluPiece(elems, x + begin, y + begin);
+    });
+  }
+
+  void GeluGrad(uint64_t count, const float* x, const float* dy,
+                float* dx) override {
+    ForElems(count, [&](uint64_t begin, uint64_t elems) {
+      GeluGradPiece(elems, x + begin, dy + begin, dx + begin);
+    });
+  }
+
+  uint64_t AttentionScratchBytes(const AttentionShape& shape) override {
+    return Threads() * AttentionTaskScratchBytes(shape);
+  }
+
+  void Attention(const AttentionShape& shape, const float* q, const float* k,
+                 const float* v, float* out, float* lse,
+                 void* scratch) override {
+    ForHeads(shape, AttentionTaskScratchBytes(shape), scratch,
+             [&](uint64_t sequence, uint64_t kv_head, float* own) {
+               AttentionTask(shape, sequence, kv_head, q, k, v, out, lse, own);
+             });
+  }
+
+  uint64_t AttentionGradScratchBytes(const AttentionShape& shape) override {
+    return Threads() * AttentionGradTaskScratchBytes(shape);
+  }
+
+  void AttentionGrad(const AttentionShape& shape, const float* q,
+                     const float* k, const float* v, const float* out,
+                     const float* lse, const float* dout, float* dq, float* dk,
+                     float* dv, void* scratch) override {
+    ForHeads(shape, AttentionGradTaskScratchBytes(shape), scratch,
+             [&](uint64_t sequence, uint64_t kv_head, float* own) {
+               AttentionGradTask(shape, sequence, kv_head, q, k, v, out, lse,
+                                 dout, dq, dk, dv, own);
+             });
+  }
+
+  void Embedding(uint64_t batch, uint64_t tokens, uint64_t width, DType dtype,
+                 const uint32_t* ids, const void* token_table,
+                 const void* position_table, float* y) override {
+    const auto copy_rows = [&](const auto* token, const auto* position) {
+      ParallelPieces(
+          threads_, batch * tokens, kNormRows,
+          [&](uint64_t begin, uint64_t end) {
+            for (uint64_t r = begin; r < end; ++r) {
+              const uint64_t position_at = r % tokens * width;
+              EmbedRow(width, token + ids[r] * width,
+                       position != nullptr ? position + position_at : nullptr,
+                       y + r * width);
+            }
+          });
+    };
+    if (dtype == DType::kF32) {
+      copy_rows(static_cast<const float*>(token_table),
+                static_cast<const float*>(position_table));
+    } else {
+      copy_rows(static_cast<const uint16_t*>(token_table),
+                static_cast<const uint16_t*>(position_table));
+    }
+  }
+
+  // Each task owns a range of the table, so an id's rows are added in order.
+  void EmbeddingGrad(uint64_t batch, uint64_t tokens, uint64_t width,
+                     uint64_t vocab, uint64_t position_rows,
+                     const uint32_t* ids, const float* dy, float* dtoken,
+                     float* dposition) override {
+    const uint64_t part = (vocab + kScatterParts - 1) / kScatterParts;
+    ParallelPieces(threads_, vocab, part, [&](uint64_t begin, uint64_t end) {
+      std::fill(dtoken + begin * width, dtoken + end * width, 0.0f);
+      for (uint64_t r = 0; r < batch * tokens; ++r) {
+        if (ids[r] < begin || ids[r] >= end) continue;
+        float* const row = dtoken + ids[r] * width;
+        AddPiece(width, row, dy + r * width, row);
+      }
+    });
+    if (dposition == nullptr) return;
+    ParallelPieces(threads_, position_rows, 1, [&](uint64_t p, uint64_t) {
+      float* const row = dposition + p * width;
+      std::fill_n(row, width, 0.0f);
+      if (p >= tokens) return;
+      ColumnSums(batch, tokens * width, width, dy + p * width, row);
+    });
+  }
+
+  double CrossEntropy(uint64_t rows, uint64_t vocab, const uint32_t* targets,
+                      bool with_grad, float* logits) override {
+    row_losses_.resize(rows);
+    ParallelTasks(threads_, rows, [&](uint64_t r, int) {
+      BALLAST_CHECK(targets[r] < vocab);
+      row_losses_[r] =
+          CrossEntropyRow(vocab, targets[r], with_grad, logits + r * vocab);
+    });
+    return std::accumulate(row_losses_.begin(), row_losses_.end(), 0.0);
+  }
+
+  void Add(uint64_t count, const float* a, const float* b, float* y) override {
+    ForElems(count, [&](uint64_t begin, uint64_t elems) {
+      AddPiece(elems, a + begin, b + begin, y + begin);
+    });
+  }
+
+  void Accumulate(uint64_t count, const float* term, float* total) override {
+    ForElems(count, [&](uint64_t begin, uint64_t elems) {
+      AccumulateCpu(absl::MakeConstSpan(term + begin, elems),
+                    absl::MakeSpan(total + begin, elems));
+    });
+  }
+
+ private:
+  static uint64_t NormParts(uint64_t rows) {
+    return (rows + kNormRows - 1) / kNormRows;
+  }
+
+  static float Widen(float value) { return value; }
+  static float Widen(uint16_t bits) { return FromBF16(bits); }
+
+  template <typename T>
+  static void EmbedRow(uint64_t width, const T* token, const T* position,
+                       float* y) {
+    for (uint64_t i = 0; i < width; ++i) {
+      y[i] = position != nullptr ? Widen(token[i]) + Widen(position[i])
+                                 : Widen(token[i]);
+    }
+  }
+
+  uint64_t Threads() const { return static_cast<uint64_t>(threads_); }
+
+  template <typename Piece>
+  void ForElems(uint64_t count, const Piece& piece) {
+    ParallelPieces(
+        threads_, count, kPieceElems,
+        [&](uint64_t begin, uint64_t end) { piece(begin, end - begin); });
+  }
+
+  // Calls task(sequence, kv_head, scratch of the thread).
+  template <typename Task>
+  void ForHeads(const AttentionShape& shape, uint64_t task_bytes, void* scratch,
+                const Task& task) {
+    ParallelTasks(
+        threads_, shape.batch * shape.kv_heads, [&](uint64_t i, int thread) {
+          auto* const own = static_cast<std::byte*>(scratch) +
+                            static_cast<uint64_t>(thread) * task_bytes;
+          task(i / shape.kv_heads, i % shape.kv_heads,
+               reinterpret_cast<float*>(own));
+        });
+  }
+
+  void SumRows(uint64_t rows, uint64_t columns, const float* in, float* sums) {
+    ParallelPieces(
+        threads_, columns, kSumColumns, [&](uint64_t begin, uint64_t end) {
+          ColumnSums(rows, columns, end - begin, in + begin, sums + begin);
+        });
+  }
+
+  const int threads_;
+  MatrixProducts products_;
+  std::vector<double> row_losses_;
+};
+
+}  // namespace
+
+absl::Status CheckCpuForKernels() {
+  // The targets that kernels/CMakeLists.txt builds.
+  if ((hwy::SupportedTargets() & HWY_TARGETS) != 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this processor has no fused multiply-add; want AVX2 with FMA, or newer");
+}
+
+bool CpuHasBF16Products() { return MatrixProducts::HasBF16(); }
+
+std::unique_ptr<Kernels> MakeCpuKernels(int threads) {
+  BALLAST_CHECK(threads >= 1);
+#ifndef _OPENMP
+  threads = 1;
+#endif
+  return std::make_unique<CpuKernels>(threads);
+}
+
+}  // namespace ballast
