@@ -22,11 +22,13 @@ namespace {
 constexpr absl::string_view kTitle = "ballast data directory";
 constexpr int kFormatVersion = 1;
 
-std::string Identity(const Hash128& run) {
-  const std::string body =
-      absl::StrCat(kTitle, "\nformat_version ", kFormatVersion, "\nrun ",
-                   HashHex(run), "\n");
+std::string WithChecksum(const std::string& body) {
   return absl::StrCat(body, "checksum ", HashHex(HashBytes(body)), "\n");
+}
+
+std::string Identity(const Hash128& run) {
+  return WithChecksum(absl::StrCat(kTitle, "\nformat_version ", kFormatVersion,
+                                   "\nrun ", HashHex(run), "\n"));
 }
 
 // The value of the line "<key> <value>".
@@ -46,9 +48,8 @@ absl::Status CheckIdentity(const std::string& path, const Hash128& run) {
   if (*text == Identity(run)) {
     return absl::OkStatus();
   }
-  const size_t last = text->rfind("checksum ");
-  if (!absl::StartsWith(*text, kTitle) || last == std::string::npos ||
-      Line(*text, "checksum") != HashHex(HashBytes(text->substr(0, last)))) {
+  const std::string body = text->substr(0, text->rfind("checksum "));
+  if (!absl::StartsWith(body, kTitle) || *text != WithChecksum(body)) {
     return absl::DataLossError(absl::StrCat(file, " is damaged"));
   }
   const absl::string_view version = Line(*text, "format_version");

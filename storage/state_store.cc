@@ -3,6 +3,7 @@
 
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
+#include <rocksdb/env.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
 
@@ -11,7 +12,10 @@
 #include <system_error>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/hash.h"
+#include "common/log.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "storage/file.h"
@@ -56,9 +60,62 @@ class SilentLogger final : public rocksdb::Logger {
   void Logv(const char* /*format*/, va_list /*arguments*/) override {}
 };
 
-rocksdb::Options StoreOptions(const EmbeddedStoreOptions& wanted) {
+// Keeps RocksDB from recovering from a full disk in a thread of its own: it
+// would write on behind the torn end of its log. It does not try where the free
+// space is unknown; the store below opens it anew instead.
+class UnknownSpaceEnv final : public rocksdb::EnvWrapper {
+ public:
+  UnknownSpaceEnv() : rocksdb::EnvWrapper(rocksdb::Env::Default()) {}
+  const char* Name() const override { return "UnknownSpaceEnv"; }
+  rocksdb::Status GetFreeSpace(const std::string& /*path*/,
+                               uint64_t* /*bytes*/) override {
+    return rocksdb::Status::NotSupported();
+  }
+};
+
+// The file WITNESS holds a sequence number that the store had reached. RocksDB
+// takes a damaged end of its manifest for a write that was cut short and would
+// open without everything behind it, which then shows here.
+class Witness {
+ public:
+  explicit Witness(const std::string& dir) : path_(dir + "/WITNESS") {}
+
+  absl::Status Check(uint64_t sequence) const {
+    const absl::StatusOr<std::string> text = ReadFile(path_, 4096);
+    if (absl::IsNotFound(text.status())) {
+      return absl::OkStatus();  // The first open was cut short.
+    }
+    BALLAST_RETURN_IF_ERROR(text.status());
+    uint64_t witnessed = 0;
+    if (!absl::SimpleAtoi(text->substr(0, text->find(' ')), &witnessed) ||
+        *text != Line(witnessed)) {
+      return absl::DataLossError(absl::StrCat(path_, " is damaged"));
+    }
+    if (sequence < witnessed) {
+      return absl::DataLossError(absl::StrCat(
+          path_, " has seen update ", witnessed, ", but the store ends at ",
+          sequence, ": its manifest or log has lost its end"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Record(uint64_t sequence) const {
+    return WriteFileAtomically(path_, Line(sequence));
+  }
+
+ private:
+  static std::string Line(uint64_t sequence) {
+    const std::string number = absl::StrCat(sequence);
+    return absl::StrCat(number, " ", HashHex(HashBytes(number)), "\n");
+  }
+  const std::string path_;
+};
+
+rocksdb::Options StoreOptions(const EmbeddedStoreOptions& wanted,
+                              rocksdb::Env* env) {
   const uint64_t memory = std::max<uint64_t>(wanted.memory_bytes, 256 << 10);
   rocksdb::Options options;
+  options.env = env;
   options.create_if_missing = wanted.create;
   options.paranoid_checks = true;
   options.paranoid_file_checks = true;
@@ -102,7 +159,8 @@ absl::Status CheckFolder(const std::string& dir, bool create) {
   BALLAST_RETURN_IF_ERROR(MakeDirectories(dir));
   for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
     const std::string name = entry.path().filename().string();
-    if (absl::EndsWith(name, ".sst") || absl::EndsWith(name, ".log")) {
+    if (name == "WITNESS" || absl::EndsWith(name, ".sst") ||
+        absl::EndsWith(name, ".log")) {
       return absl::DataLossError(
           absl::StrCat(dir, " holds ", name, " but has lost its file CURRENT"));
     }
@@ -119,23 +177,35 @@ absl::Status CheckFolder(const std::string& dir, bool create) {
                : absl::OkStatus();
 }
 
+// Besides its memtables, which go to tables, this many bytes must be free
+// before a store that met a full disk is opened again (manifest, new log).
+constexpr uint64_t kReopenBytes = 512 << 10;
+
 class EmbeddedStateStore final : public StateStore {
  public:
-  EmbeddedStateStore(std::string dir, std::unique_ptr<rocksdb::DB> db)
-      : dir_(std::move(dir)), db_(std::move(db)) {}
+  EmbeddedStateStore(std::string dir, const EmbeddedStoreOptions& options)
+      : dir_(std::move(dir)), witness_(dir_), options_(options) {}
+
+  ~EmbeddedStateStore() override {
+    MutexLock lock(&mutex_);
+    Close();
+  }
+
+  absl::Status Open() {
+    MutexLock lock(&mutex_);
+    return OpenLocked();
+  }
 
   absl::StatusOr<std::string> Get(absl::string_view key) override {
-    std::string value;
-    BALLAST_RETURN_IF_ERROR(
-        ToStatus(db_->Get(rocksdb::ReadOptions(), ToSlice(key), &value), dir_));
-    return value;
+    MutexLock lock(&mutex_);
+    return GetLocked(key);
   }
 
   absl::Status CompareAndSwap(
       absl::string_view key, const std::optional<std::string>& expected,
       const std::vector<StateChange>& changes) override {
-    MutexLock lock(&write_mutex_);
-    const absl::StatusOr<std::string> found = Get(key);
+    MutexLock lock(&mutex_);
+    const absl::StatusOr<std::string> found = GetLocked(key);
     if (!found.ok() && !absl::IsNotFound(found.status())) {
       return found.status();
     }
@@ -150,12 +220,14 @@ class EmbeddedStateStore final : public StateStore {
   }
 
   absl::Status Apply(const std::vector<StateChange>& changes) override {
-    MutexLock lock(&write_mutex_);
+    MutexLock lock(&mutex_);
     return Write(changes);
   }
 
   absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Range(
       absl::string_view begin, absl::string_view end, uint64_t limit) override {
+    MutexLock lock(&mutex_);
+    BALLAST_RETURN_IF_ERROR(OpenLocked());
     std::vector<std::pair<std::string, std::string>> pairs;
     const std::unique_ptr<rocksdb::Iterator> it(
         db_->NewIterator(rocksdb::ReadOptions()));
@@ -169,20 +241,62 @@ class EmbeddedStateStore final : public StateStore {
   }
 
  private:
-  absl::Status Write(const std::vector<StateChange>& changes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(write_mutex_) {
-    if (out_of_space_) {
-      // RocksDB refuses writes after such an error until it is told to look
-      // again.
-      const rocksdb::Status resumed = db_->Resume();
-      if (!resumed.ok() && !resumed.IsCorruption()) {
-        return absl::ResourceExhaustedError(absl::StrCat(
-            dir_,
-            " ran out of space and cannot go on yet: ", resumed.ToString()));
-      }
-      BALLAST_RETURN_IF_ERROR(ToStatus(resumed, dir_));
-      out_of_space_ = false;
+  absl::Status OpenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (db_ != nullptr) {
+      return absl::OkStatus();
     }
+    rocksdb::DB* opened = nullptr;
+    // Recovery ends with a flush of what the log held into synced tables.
+    BALLAST_RETURN_IF_ERROR(ToStatus(
+        rocksdb::DB::Open(StoreOptions(options_, &env_), dir_, &opened), dir_));
+    std::unique_ptr<rocksdb::DB> db(opened);
+    const uint64_t sequence = db->GetLatestSequenceNumber();
+    BALLAST_RETURN_IF_ERROR(witness_.Check(sequence));
+    BALLAST_RETURN_IF_ERROR(witness_.Record(sequence));
+    db_ = std::move(db);
+    options_.create = false;  // From now on a missing store is a loss.
+    return absl::OkStatus();
+  }
+
+  void Close() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (db_ == nullptr) {
+      return;
+    }
+    const absl::Status status = witness_.Record(db_->GetLatestSequenceNumber());
+    if (!status.ok()) {  // The older witness stands; nothing is lost.
+      LogEvent(Severity::kWarn, "witness_not_written",
+               {{"error", std::string(status.message())}});
+    }
+    db_.reset();
+  }
+
+  absl::StatusOr<std::string> GetLocked(absl::string_view key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    BALLAST_RETURN_IF_ERROR(OpenLocked());
+    std::string value;
+    BALLAST_RETURN_IF_ERROR(
+        ToStatus(db_->Get(rocksdb::ReadOptions(), ToSlice(key), &value), dir_));
+    return value;
+  }
+
+  // After a full disk RocksDB has a log with a torn end, behind which nothing
+  // may be written: the store is opened anew once there is space.
+  absl::Status Recover(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::error_code error;
+    const auto space = std::filesystem::space(dir_, error);
+    if (error || space.available <
+                     kReopenBytes + options_.memory_bytes / 2 + 2 * bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          dir_, ": the disk is full (", error ? 0 : space.available,
+          " bytes left); free some space"));
+    }
+    Close();
+    out_of_space_ = false;
+    return absl::OkStatus();
+  }
+
+  absl::Status Write(const std::vector<StateChange>& changes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     rocksdb::WriteBatch batch;
     for (const StateChange& change : changes) {
       const rocksdb::Status added = change.value
@@ -190,6 +304,10 @@ class EmbeddedStateStore final : public StateStore {
                                         : batch.Delete(change.key);
       BALLAST_RETURN_IF_ERROR(ToStatus(added, dir_));
     }
+    if (out_of_space_) {
+      BALLAST_RETURN_IF_ERROR(Recover(batch.GetDataSize()));
+    }
+    BALLAST_RETURN_IF_ERROR(OpenLocked());
     rocksdb::WriteOptions options;
     options.sync = true;
     const rocksdb::Status status = db_->Write(options, &batch);
@@ -198,11 +316,14 @@ class EmbeddedStateStore final : public StateStore {
   }
 
   const std::string dir_;
-  const std::unique_ptr<rocksdb::DB> db_;
-  // Held across the disk: a compare-and-swap is one step, and RocksDB would
-  // put writers in a row anyway.
-  Mutex write_mutex_;
-  bool out_of_space_ ABSL_GUARDED_BY(write_mutex_) = false;
+  const Witness witness_;
+  UnknownSpaceEnv env_;
+  // Held across the disk: a compare-and-swap is one step, a store that is
+  // opened anew has no readers, and nobody reads here in a hurry.
+  Mutex mutex_;
+  EmbeddedStoreOptions options_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<rocksdb::DB> db_ ABSL_GUARDED_BY(mutex_);
+  bool out_of_space_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace
@@ -210,14 +331,9 @@ class EmbeddedStateStore final : public StateStore {
 absl::StatusOr<std::unique_ptr<StateStore>> OpenEmbeddedStateStore(
     const std::string& dir, const EmbeddedStoreOptions& options) {
   BALLAST_RETURN_IF_ERROR(CheckFolder(dir, options.create));
-  rocksdb::DB* opened = nullptr;
-  // Recovery ends with a flush of what the log held into synced tables.
-  const rocksdb::Status status =
-      rocksdb::DB::Open(StoreOptions(options), dir, &opened);
-  std::unique_ptr<rocksdb::DB> db(opened);
-  BALLAST_RETURN_IF_ERROR(ToStatus(status, dir));
-  return std::unique_ptr<StateStore>(
-      std::make_unique<EmbeddedStateStore>(dir, std::move(db)));
+  auto store = std::make_unique<EmbeddedStateStore>(dir, options);
+  BALLAST_RETURN_IF_ERROR(store->Open());
+  return std::unique_ptr<StateStore>(std::move(store));
 }
 
 }  // namespace ballast
