@@ -12,7 +12,6 @@
 #include <memory>
 
 #include "kernels/kernels.h"
-#include "kernels/task_pool.h"
 
 namespace ballast {
 
@@ -21,8 +20,7 @@ enum class LinearProduct : uint8_t { kForward, kGradInput, kGradWeight };
 // Thread-compatible. Remembers the compiled products of the shapes it has seen.
 class MatrixProducts {
  public:
-  // The pool is not owned and outlives the object.
-  explicit MatrixProducts(TaskPool* pool);
+  explicit MatrixProducts(int threads);
   ~MatrixProducts();
 
   static bool HasBF16();
@@ -41,7 +39,7 @@ class MatrixProducts {
   const Plan& PlanFor(LinearProduct product, const LinearShape& shape,
                       bool with_bias);
 
-  TaskPool* const pool_;  // Not owned.
+  const int threads_;
   std::unique_ptr<Cache> cache_;
 };
 
