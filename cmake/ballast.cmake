@@ -3,7 +3,6 @@
 
 option(BALLAST_TESTS "Build tests and benchmarks" ON)
 option(BALLAST_WERROR "Warnings are errors" OFF)
-option(BALLAST_OPENMP "Kernels run on several threads" ON)
 set(BALLAST_SANITIZE "" CACHE STRING "address,undefined or thread")
 
 find_program(CCACHE ccache)

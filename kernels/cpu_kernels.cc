@@ -12,7 +12,7 @@
 #include "kernels/attention_simd.h"
 #include "kernels/layers_simd.h"
 #include "kernels/matrix_product.h"
-#include "kernels/parallel.h"
+#include "kernels/task_pool.h"
 #include "kernels/update.h"
 
 namespace ballast {
@@ -30,7 +30,7 @@ constexpr uint64_t kScatterParts = 64;
 
 class CpuKernels final : public Kernels {
  public:
-  explicit CpuKernels(int threads) : threads_(threads), products_(threads) {}
+  explicit CpuKernels(int threads) : pool_(threads), products_(&pool_) {}
 
   uint64_t LinearScratchBytes(const LinearShape& shape) override {
     return products_.ScratchBytes(LinearProduct::kForward, shape);
@@ -66,12 +66,11 @@ class CpuKernels final : public Kernels {
   void LayerNorm(uint64_t rows, uint64_t width, float epsilon, const float* x,
                  const float* gamma, const float* beta, float* y, float* mean,
                  float* rstd) override {
-    ParallelPieces(threads_, rows, kNormRows,
-                   [&](uint64_t begin, uint64_t end) {
-                     const uint64_t at = begin * width;
-                     LayerNormRows(end - begin, width, epsilon, x + at, gamma,
-                                   beta, y + at, mean + begin, rstd + begin);
-                   });
+    pool_.RunPieces(rows, kNormRows, [&](uint64_t begin, uint64_t end) {
+      const uint64_t at = begin * width;
+      LayerNormRows(end - begin, width, epsilon, x + at, gamma, beta, y + at,
+                    mean + begin, rstd + begin);
+    });
   }
 
   uint64_t LayerNormGradScratchBytes(uint64_t rows, uint64_t width) override {
@@ -84,15 +83,14 @@ class CpuKernels final : public Kernels {
                      float* dgamma, float* dbeta, void* scratch) override {
     auto* const gammas = static_cast<float*>(scratch);
     float* const betas = gammas + NormParts(rows) * width;
-    ParallelPieces(
-        threads_, rows, kNormRows, [&](uint64_t begin, uint64_t end) {
-          const uint64_t at = begin * width;
-          const uint64_t part = begin / kNormRows * width;
-          LayerNormGradRows(end - begin, width, x + at, gamma, mean + begin,
-                            rstd + begin, dy + at,
-                            dx_add != nullptr ? dx_add + at : nullptr, dx + at,
-                            gammas + part, betas + part);
-        });
+    pool_.RunPieces(rows, kNormRows, [&](uint64_t begin, uint64_t end) {
+      const uint64_t at = begin * width;
+      const uint64_t part = begin / kNormRows * width;
+      LayerNormGradRows(end - begin, width, x + at, gamma, mean + begin,
+                        rstd + begin, dy + at,
+                        dx_add != nullptr ? dx_add + at : nullptr, dx + at,
+                        gammas + part, betas + part);
+    });
     SumRows(NormParts(rows), width, gammas, dgamma);
     SumRows(NormParts(rows), width, betas, dbeta);
   }
@@ -142,9 +140,8 @@ class CpuKernels final : public Kernels {
                  const uint32_t* ids, const void* token_table,
                  const void* position_table, float* y) override {
     const auto copy_rows = [&](const auto* token, const auto* position) {
-      ParallelPieces(
-          threads_, batch * tokens, kNormRows,
-          [&](uint64_t begin, uint64_t end) {
+      pool_.RunPieces(
+          batch * tokens, kNormRows, [&](uint64_t begin, uint64_t end) {
             for (uint64_t r = begin; r < end; ++r) {
               const uint64_t position_at = r % tokens * width;
               EmbedRow(width, token + ids[r] * width,
@@ -168,7 +165,7 @@ class CpuKernels final : public Kernels {
                      const uint32_t* ids, const float* dy, float* dtoken,
                      float* dposition) override {
     const uint64_t part = (vocab + kScatterParts - 1) / kScatterParts;
-    ParallelPieces(threads_, vocab, part, [&](uint64_t begin, uint64_t end) {
+    pool_.RunPieces(vocab, part, [&](uint64_t begin, uint64_t end) {
       std::fill(dtoken + begin * width, dtoken + end * width, 0.0f);
       for (uint64_t r = 0; r < batch * tokens; ++r) {
         if (ids[r] < begin || ids[r] >= end) continue;
@@ -177,7 +174,7 @@ class CpuKernels final : public Kernels {
       }
     });
     if (dposition == nullptr) return;
-    ParallelPieces(threads_, position_rows, 1, [&](uint64_t p, uint64_t) {
+    pool_.RunPieces(position_rows, 1, [&](uint64_t p, uint64_t) {
       float* const row = dposition + p * width;
       std::fill_n(row, width, 0.0f);
       if (p >= tokens) return;
@@ -188,7 +185,7 @@ class CpuKernels final : public Kernels {
   double CrossEntropy(uint64_t rows, uint64_t vocab, const uint32_t* targets,
                       bool with_grad, float* logits) override {
     row_losses_.resize(rows);
-    ParallelTasks(threads_, rows, [&](uint64_t r, int) {
+    pool_.Run(rows, [&](uint64_t r, int) {
       BALLAST_CHECK(targets[r] < vocab);
       row_losses_[r] =
           CrossEntropyRow(vocab, targets[r], with_grad, logits + r * vocab);
@@ -226,36 +223,34 @@ class CpuKernels final : public Kernels {
     }
   }
 
-  uint64_t Threads() const { return static_cast<uint64_t>(threads_); }
+  uint64_t Threads() const { return static_cast<uint64_t>(pool_.threads()); }
 
   template <typename Piece>
   void ForElems(uint64_t count, const Piece& piece) {
-    ParallelPieces(
-        threads_, count, kPieceElems,
-        [&](uint64_t begin, uint64_t end) { piece(begin, end - begin); });
+    pool_.RunPieces(count, kPieceElems, [&](uint64_t begin, uint64_t end) {
+      piece(begin, end - begin);
+    });
   }
 
   // Calls task(sequence, kv_head, scratch of the thread).
   template <typename Task>
   void ForHeads(const AttentionShape& shape, uint64_t task_bytes, void* scratch,
                 const Task& task) {
-    ParallelTasks(
-        threads_, shape.batch * shape.kv_heads, [&](uint64_t i, int thread) {
-          auto* const own = static_cast<std::byte*>(scratch) +
-                            static_cast<uint64_t>(thread) * task_bytes;
-          task(i / shape.kv_heads, i % shape.kv_heads,
-               reinterpret_cast<float*>(own));
-        });
+    pool_.Run(shape.batch * shape.kv_heads, [&](uint64_t i, int thread) {
+      auto* const own = static_cast<std::byte*>(scratch) +
+                        static_cast<uint64_t>(thread) * task_bytes;
+      task(i / shape.kv_heads, i % shape.kv_heads,
+           reinterpret_cast<float*>(own));
+    });
   }
 
   void SumRows(uint64_t rows, uint64_t columns, const float* in, float* sums) {
-    ParallelPieces(
-        threads_, columns, kSumColumns, [&](uint64_t begin, uint64_t end) {
-          ColumnSums(rows, columns, end - begin, in + begin, sums + begin);
-        });
+    pool_.RunPieces(columns, kSumColumns, [&](uint64_t begin, uint64_t end) {
+      ColumnSums(rows, columns, end - begin, in + begin, sums + begin);
+    });
   }
 
-  const int threads_;
+  TaskPool pool_;
   MatrixProducts products_;
   std::vector<double> row_losses_;
 };
@@ -272,10 +267,6 @@ absl::Status CheckCpuForKernels() {
 bool CpuHasBF16Products() { return MatrixProducts::HasBF16(); }
 
 std::unique_ptr<Kernels> MakeCpuKernels(int threads) {
-  BALLAST_CHECK(threads >= 1);
-#ifndef _OPENMP
-  threads = 1;
-#endif
   return std::make_unique<CpuKernels>(threads);
 }
 

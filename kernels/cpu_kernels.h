@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU's Kernels: oneDNN for matrix products, our own SIMD loops with
-// run-time dispatch for the rest, OpenMP for threads.
+// run-time dispatch for the rest, and one pool of threads under both.
 
 #pragma once
 
@@ -19,8 +19,7 @@ absl::Status CheckCpuForKernels();
 // Whether products with DType::kBF16 run on this processor.
 bool CpuHasBF16Products();
 
-// Kernels on `threads` threads (at least 1), the caller's among them. A build
-// without BALLAST_OPENMP runs on the caller's thread alone.
+// Kernels on `threads` threads (at least 1), the caller's among them.
 // Each *ScratchBytes grows with `threads`; no result depends on it.
 std::unique_ptr<Kernels> MakeCpuKernels(int threads);
 

@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "kernels/kernels.h"
+#include "kernels/task_pool.h"
 
 namespace ballast {
 
@@ -20,7 +21,8 @@ enum class LinearProduct : uint8_t { kForward, kGradInput, kGradWeight };
 // Thread-compatible. Remembers the compiled products of the shapes it has seen.
 class MatrixProducts {
  public:
-  explicit MatrixProducts(int threads);
+  // The pool is not owned and outlives the object.
+  explicit MatrixProducts(TaskPool* pool);
   ~MatrixProducts();
 
   static bool HasBF16();
@@ -39,7 +41,7 @@ class MatrixProducts {
   const Plan& PlanFor(LinearProduct product, const LinearShape& shape,
                       bool with_bias);
 
-  const int threads_;
+  TaskPool* const pool_;  // Not owned.
   std::unique_ptr<Cache> cache_;
 };
 

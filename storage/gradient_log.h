@@ -54,11 +54,17 @@ class GradientLog {
     uint64_t timeline = 0;
     uint64_t segment_bytes = 64 << 20;
     uint32_t queue_depth = 8;
-    uint64_t buffer_bytes = 8 << 20;  // Aligned bounce buffers, all together.
+    // Aligned bounce buffers, all together; at least 64 KiB. When they are in
+    // use, transfers wait in order. A payload on a 4 KiB boundary goes past
+    // them.
+    uint64_t buffer_bytes = 8 << 20;
+    bool use_io_uring = true;
   };
 
   // Starts a log after whatever the directory holds: under durability
-  // `checkpoint` older segments are spill of an earlier life and are removed.
+  // `checkpoint` older segments are spill of an earlier life. They are removed,
+  // but for the newest, whose file and number the next one takes over.
+  // Errors: INVALID_ARGUMENT  an option is out of its range.
   static absl::StatusOr<std::unique_ptr<GradientLog>> Open(
       const Options& options);
   virtual ~GradientLog() = default;
@@ -69,7 +75,9 @@ class GradientLog {
   virtual absl::StatusOr<LogPosition> Append(const GradientName& name,
                                              const std::byte* payload,
                                              uint64_t bytes, Done done) = 0;
-  // Reads a payload back and checks its name and checksum: DATA_LOSS otherwise.
+  // Reads a payload back and checks its name and checksum. Errors given to
+  // done: DATA_LOSS  another record, damage, or a segment that is gone; names
+  //                  segment, offset and gradient.
   virtual void Read(const GradientName& name, const LogPosition& position,
                     std::byte* payload, Done done) = 0;
   // Records of steps up to `step` are not needed any more: segments that hold

@@ -75,7 +75,7 @@ class UringQueue final : public IoQueue {
   }
 
   void Submit(IoRequest request) override {
-    BALLAST_CHECK(request.bytes % kPageBytes == 0 && request.bytes > 0);
+    BALLAST_CHECK(request.bytes % kPageBytes == 0);
     BALLAST_CHECK(request.offset % kPageBytes == 0);
     BALLAST_CHECK(reinterpret_cast<uintptr_t>(request.data) % kPageBytes == 0);
     auto operation = std::make_unique<Operation>();
@@ -104,7 +104,8 @@ class UringQueue final : public IoQueue {
       ArmWake();
     }
     while (StartPending()) {
-      std::vector<Completion> batch = ring_ ? WaitForRing() : WaitForWork();
+      std::vector<Completion> batch =
+          finished_.empty() ? Wait() : std::exchange(finished_, {});
       {
         MutexLock lock(&mutex_);
         waiting_ = false;
@@ -143,6 +144,10 @@ class UringQueue final : public IoQueue {
     // The kernel moves at most 2 GiB at once; the rest is continued.
     const uint64_t bytes =
         std::min<uint64_t>(request.bytes - operation->moved, 1u << 30);
+    if (bytes == 0) {
+      finished_.push_back({operation, 0});
+      return;
+    }
     if (!ring_) {
       const int fd = request.file->fd.get();
       const ssize_t got =
@@ -171,7 +176,12 @@ class UringQueue final : public IoQueue {
     io_uring_sqe_set_data(entry, nullptr);
   }
 
-  std::vector<Completion> WaitForRing() {
+  std::vector<Completion> Wait() {
+    if (!ring_) {
+      [[maybe_unused]] const ssize_t got =
+          read(wake_.get(), &wake_count_, sizeof(wake_count_));
+      return {};
+    }
     const int submitted = io_uring_submit_and_wait(&*ring_, 1);
     // Anything else means that the ring itself is gone, and with it the
     // knowledge of which buffers the kernel still uses.
@@ -196,14 +206,6 @@ class UringQueue final : public IoQueue {
       ArmWake();
     }
     return batch;
-  }
-
-  std::vector<Completion> WaitForWork() {
-    if (finished_.empty()) {
-      [[maybe_unused]] const ssize_t got =
-          read(wake_.get(), &wake_count_, sizeof(wake_count_));
-    }
-    return std::exchange(finished_, {});
   }
 
   // Continues a short transfer, retries, or completes.

@@ -26,7 +26,7 @@ struct IoRequest {
   const StorageFile* file = nullptr;
   uint64_t offset = 0;        // A multiple of 4 KiB, as are `bytes` and `data`.
   std::byte* data = nullptr;  // Valid until `done`; a write only reads it.
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;         // 0: only runs `done`.
   // Runs on the I/O thread, must not block, may submit.
   // Errors: DATA_LOSS           EIO, or the file ends before.
   //         RESOURCE_EXHAUSTED  the disk is full.

@@ -120,6 +120,18 @@ TEST_P(IoQueueTest, ACompletionMaySubmitTheNextRequest) {
   EXPECT_EQ(left, -1);
 }
 
+TEST_P(IoQueueTest, ARequestOfNoBytesOnlyCompletes) {
+  const auto queue = Start(1);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Await([&](auto done) {
+                IoRequest request;
+                request.done = done;
+                queue->Submit(std::move(request));
+              }),
+              absl::OkStatus());
+  }
+}
+
 TEST_P(IoQueueTest, EndsOnlyAfterEveryCompletionRan) {
   std::atomic<int> completed = 0;
   AlignedBuffer data(64 * kPageBytes);

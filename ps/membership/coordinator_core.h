@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// The coordinator's mind: a run from the first join to the last exit, as one
+// state machine. Messages and a time go in; records to persist, files to write
+// and directives come out.
+//
+//   forming --all joined--> loading --all loaded--> training <--> evaluating
+//                                                      |
+//      done <--confirmed, logged, hashed-- finishing <-+     (failed: any time)
+//
+// A directive is a pure function of the state, renumbered when it changes, so a
+// member may ask as often as it likes. The caller (ps/coordinator) takes the
+// actions after each event, makes `changes` durable, and only then answers
+// anyone: what a member has been told is never unknown after a restart.
+//
+// Pure: no clock, thread, lock or I/O. Not thread-safe.
+
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/job.h"
+#include "common/layout.h"
+#include "proto/ballast.pb.h"
+#include "ps/membership/checkpoint_book.h"
+#include "ps/membership/evaluation_pass.h"
+#include "ps/membership/hash_collector.h"
+#include "ps/membership/member_table.h"
+#include "ps/membership/run_state.h"
+#include "ps/membership/step_core.h"
+#include "ps/membership/step_metrics.h"
+#include "storage/checkpoint.h"
+#include "storage/state_store.h"
+
+namespace ballast {
+
+enum class Phase {
+  kForming,     // Waits for server.count and worker.count members.
+  kLoading,     // Servers make the first version.
+  kTraining,    // Step committed + 1 is computed.
+  kEvaluating,  // Version `committed` is evaluated; no step is assigned.
+  kFinishing,   // The last confirmations, checkpoint and hash.
+  kDone,        // The end record stands.
+  kFailed,
+};
+absl::string_view PhaseName(Phase phase);
+
+struct CoreOptions {
+  Job job;
+  std::string config;      // The effective job file.
+  ConfigFields numerics;   // Of the job.
+  std::string new_run_id;  // 32 hex digits, for a run that is not there yet.
+  bool resume = false;
+  bool keep_up = false;                // Stay after the last step until Stop.
+  std::optional<uint64_t> stop_after;  // Last step to run; the schedule stays.
+};
+
+struct EvaluationRecord {
+  StepKey at;
+  double loss = 0.0;  // NaN when some micro-batch's loss is.
+  double seconds = 0.0;
+};
+
+// In the order in which they are carried out.
+struct CoreActions {
+  std::vector<StateChange> changes;                    // One batch, durable.
+  std::vector<std::string> manifests_to_remove;        // Paths.
+  std::vector<CheckpointManifest> manifests_to_write;  // Then ManifestWritten.
+  std::vector<StepMetrics> metrics;                    // Ascending by step.
+  std::vector<EvaluationRecord> evaluations;
+  bool empty() const {
+    return changes.empty() && manifests_to_remove.empty() &&
+           manifests_to_write.empty() && metrics.empty() && evaluations.empty();
+  }
+};
+
+class CoordinatorCore {
+ public:
+  // `state` is what the store holds, `checkpoint` the manifest of
+  // state.newest_checkpoint() when resuming and there is one. The first actions
+  // hold the raised term (and timeline).
+  // Errors: FAILED_PRECONDITION  the store holds a run with steps and resume is
+  //                              off, none and it is on, or the numerics or
+  //                              the run's name differ (each is named).
+  //         DATA_LOSS            the checkpoint is not of this run.
+  static absl::StatusOr<std::unique_ptr<CoordinatorCore>> Create(
+      CoreOptions options, const RunState& state,
+      std::optional<CheckpointManifest> checkpoint, absl::Time now);
+
+  // --- Events. Error codes are those of proto/ballast.proto. ---
+  absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request,
+                                     absl::Time now);
+  // Of a poll: renews the lease.
+  absl::Status Heartbeat(const v1::PollRequest& request, absl::Time now);
+  absl::Status Report(const v1::ReportRequest& request, absl::Time now);
+  void Tick(absl::Time now);
+  void Stop(const v1::StopRequest& request, absl::Time now);
+  // `path` of the manifest, or why it could not be written.
+  void ManifestWritten(const StepKey& key,
+                       const absl::StatusOr<std::string>& path, absl::Time now);
+  // Ends the run as failed. The shell calls it when it cannot persist or write.
+  void Fail(const absl::Status& status, absl::Time now);
+
+  // What to do since the last call.
+  CoreActions TakeActions();
+
+  // --- Answers. ---
+  // The member's newest directive; only its number when it is not above
+  // `seen_number`. Errors: ABORTED  not a member.
+  absl::StatusOr<v1::PollReply> Directive(uint64_t incarnation,
+                                          uint64_t seen_number) const;
+  // Errors: UNAVAILABLE  not all members have joined yet.
+  absl::StatusOr<v1::Placement> GetPlacement() const;
+  // All but run_dir, which is the shell's.
+  v1::StatusReply GetStatus(absl::Time now) const;
+
+  Phase phase() const { return phase_; }
+  // The end of the run has been decided: the summary can be written.
+  bool over() const {
+    return phase_ == Phase::kDone || phase_ == Phase::kFailed;
+  }
+  // Every member has been told to exit and has done so, or had its time.
+  bool ended() const { return ended_; }
+  const absl::Status& failure() const { return failure_; }
+  uint64_t committed() const { return last_.step(); }
+  const v1::Decision& last_decision() const { return last_; }
+  const RunIdentity& identity() const { return identity_; }
+  const std::string& state_hash() const { return state_hash_; }
+  const std::optional<EvaluationRecord>& last_evaluation() const {
+    return last_evaluation_;
+  }
+  const MemberTable& members() const { return members_; }
+  const std::optional<ChunkTable>& table() const { return table_; }
+  const CheckpointBook& checkpoints() const { return checkpoints_; }
+
+ private:
+  struct Issued {
+    v1::PollReply reply;
+    std::string content;  // The directive's bytes, without the number.
+  };
+
+  CoordinatorCore(CoreOptions options, RunIdentity identity,
+                  const RunState& state,
+                  std::optional<CheckpointManifest> checkpoint, absl::Time now);
+
+  // coordinator_core.cc: events.
+  absl::Status TakeReport(const Member& member,
+                          const v1::ReportRequest& request);
+  absl::Status TakeVote(const Member& member, const v1::Vote& vote);
+  absl::Status TakeLoaded(const Member& member, const v1::ServerLoaded& loaded);
+  absl::Status TakeConfirm(const Member& member, const v1::Confirm& confirm);
+  void TakeDeparture(const Member& member, const v1::ReportRequest& request,
+                     absl::Time now);
+  void TakeExpired(absl::Time now);
+  // After every event: transitions, then new directives.
+  void Settle(absl::Time now);
+
+  // core_advance.cc: transitions.
+  void Advance(absl::Time now);
+  bool AdvanceOnce(absl::Time now);  // Whether anything changed.
+  bool AdvanceForming();
+  bool AdvanceLoading(absl::Time now);
+  bool AdvanceTraining(absl::Time now);
+  bool AdvanceEvaluating(absl::Time now);
+  bool AdvanceFinishing(absl::Time now);
+  void Commit(v1::Decision decision, absl::Time now);
+  void VersionStands(bool made_here, absl::Time now);
+  void NextStep(absl::Time now);
+  void WantHash();
+  void AdvanceCheckpoints(absl::Time now);
+  void AdvanceHash();
+  void AdvanceExit(absl::Time now);
+  void Prune();
+  uint64_t target() const;  // The last step of this part of the run.
+
+  // core_directives.cc: what each member is told.
+  v1::PollReply DirectiveFor(const Member& member) const;
+  v1::WorkerDirective WorkerDirectiveFor(const Member& member) const;
+  v1::ServerDirective ServerDirectiveFor(const Member& member) const;
+  std::vector<Span> TrainingSpans(uint64_t worker) const;
+  void Reissue();
+
+  // core_status.cc: who owes what.
+  // What the run waits for from this member; empty when nothing.
+  std::string Owes(const Member& member) const;
+  std::string OwedByServer(const Member& server) const;
+  // Of all members: it changes exactly when the run gets ahead.
+  std::string AllOwed() const;
+  std::string WaitsFor() const;
+  std::string MissingNames(v1::Role role) const;
+  bool HashMissingFrom(uint64_t server) const;
+
+  const CoreOptions options_;
+  RunIdentity identity_;
+  MemberTable members_;
+  CheckpointBook checkpoints_;
+  EvaluationPass evaluation_;
+  HashCollector hash_;
+  MetricsCollector metrics_;
+  std::optional<StepCore> step_;                  // From loading on.
+  std::optional<ChunkTable> table_;               // From loading on.
+  std::optional<CheckpointManifest> checkpoint_;  // Resumed from.
+  v1::Placement placement_;
+
+  Phase phase_ = Phase::kForming;
+  absl::Status failure_;
+  v1::Decision last_;       // Of the committed version; step 0 at the start.
+  uint64_t base_step_ = 0;  // The version that servers load.
+  std::vector<uint64_t> servers_;  // From loading on, in placement order.
+  std::vector<uint64_t> workers_;  // In the order of dealing.
+  uint32_t skips_in_a_row_ = 0;
+  std::map<uint64_t, uint64_t> confirmed_;  // Version by server.
+  std::map<StepKey, v1::Decision> unconfirmed_;
+  std::set<StepKey> log_;   // Steps in the step log.
+  std::string state_hash_;  // Of the last hashed version.
+  std::optional<EvaluationRecord> last_evaluation_;
+
+  absl::Time progress_at_;
+  absl::Time step_since_;              // Or the evaluation's start.
+  std::deque<absl::Duration> recent_;  // Of the last steps.
+  std::optional<absl::Time> training_since_;
+  std::optional<absl::Time> training_ended_;
+
+  bool stop_requested_ = false;
+  uint64_t stop_step_ = 0;  // With stop_requested_: the last step.
+  bool exiting_ = false;    // Done or failed: members are told to exit.
+  bool servers_exit_ = false;
+  bool ended_ = false;
+  absl::Time exit_since_;
+
+  uint64_t last_number_;               // Of directives.
+  std::map<uint64_t, Issued> issued_;  // By incarnation.
+  CoreActions actions_;
+};
+
+}  // namespace ballast
