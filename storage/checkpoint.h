@@ -48,6 +48,8 @@ struct CheckpointManifest {
   std::vector<std::string> directories;  // Data directories, absolute.
   std::vector<ManifestRecord> records;   // Cover every element once.
 
+  // JSON for people and programs: one tensor, unit and record a line, closed by
+  // a checksum of everything in front of it (docs/FORMATS.md).
   std::string ToJson() const;
   // Errors: DATA_LOSS  not a whole manifest (checksum line, missing field,
   //         ranges that overlap or leave a gap), naming what.
@@ -77,12 +79,21 @@ class CheckpointReader {
 
   // Elements [begin, begin + out.size()) of a field of fp32; begin and end must
   // lie on block boundaries or the tensor's end; every block is verified.
-  // Errors: DATA_LOSS  names slab, tensor, field and block.
+  // Errors: DATA_LOSS         names slab, tensor, field and block.
+  //         INVALID_ARGUMENT  no such range, or a field that the checkpoint
+  //                           does not have or that is not fp32 (kServed).
   virtual absl::Status Read(uint32_t tensor, Field field, uint64_t begin,
                             absl::Span<float> out) = 0;
-  // Reads everything; returns the state hash.
+  // Reads everything, kServed too; returns the state hash.
   virtual absl::StatusOr<Hash128> Verify() = 0;
 };
+
+// Copies the digests of the record of elements [begin, ..) of a tensor to their
+// places in the list of the whole tensor, which StateHash takes; kServed is
+// left out. `whole` is made long enough. `begin` lies on a block boundary.
+void PlaceDigests(const TensorSpec& tensor, uint64_t begin,
+                  const RecordLayout& record, const BlockDigests& digests,
+                  BlockDigests* whole);
 
 // state_hash: tensors in the order of their names; for each its name, then for
 // param, slot 0, slot 1 the digests of all its blocks. `digests[t]` holds those

@@ -22,6 +22,9 @@ struct SafetensorsEntry {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<uint64_t> shape;
+  // Elements that the source is asked for at once (fewer at the end). At
+  // least 1; a multiple of the blocks in which the source can read.
+  uint64_t piece_elems = 1 << 20;
 };
 
 // Fills `out` with elements [begin, begin + out.size()) of entry `index`.
