@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "offload/residency.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/units.h"
+
+namespace ballast {
+namespace {
+
+constexpr uint64_t kKiB = 1024;
+constexpr uint64_t kPage = 4 * kKiB;
+// Below this RocksDB cannot hold one memtable of a manifest batch.
+constexpr uint64_t kIndexMin = 256 * kKiB;
+constexpr uint64_t kIndexMax = 8 * kKiB * kKiB;
+// Two bounce buffers of the log: one fills while the other is written.
+constexpr uint64_t kLogMin = 128 * kKiB;
+constexpr uint64_t kLogMax = 8 * kKiB * kKiB;
+// Bookkeeping of one chunk: names, versions, digests, tree nodes.
+constexpr uint64_t kTableBytesPerChunk = 512;
+// More records than this in flight at once gain nothing: one is read, one
+// updated, one written, one waits to be fetched.
+constexpr uint64_t kWindowRecords = 4;
+
+uint64_t RoundUp(uint64_t bytes, uint64_t to) {
+  return (bytes + to - 1) / to * to;
+}
+
+struct Totals {
+  uint64_t record_max = 0;
+  uint64_t prefix_max = 0;
+  uint64_t gradient_max = 0;
+  uint64_t records = 0;
+  uint64_t gradients = 0;       // One complete gradient of every chunk.
+  uint64_t gradient_nodes = 0;  // All that can wait at the same time.
+};
+
+Totals Sum(const ResidencyRequest& request) {
+  Totals totals;
+  // One worker pushes whole sums; several push nodes that wait for siblings.
+  const uint64_t nodes = request.workers == 1 ? 1 : request.workers + 1;
+  for (const ChunkFootprint& chunk : request.chunks) {
+    const uint64_t gradient = RoundUp(chunk.gradient_bytes, kPage);
+    totals.record_max = std::max(totals.record_max, chunk.record_bytes);
+    totals.prefix_max = std::max(totals.prefix_max, chunk.prefix_bytes);
+    totals.gradient_max = std::max(totals.gradient_max, gradient);
+    totals.records += chunk.record_bytes;
+    totals.gradients += gradient;
+    totals.gradient_nodes += gradient * nodes * chunk.uses;
+  }
+  return totals;
+}
+
+// Takes at most `wanted` of what is left.
+uint64_t Take(uint64_t wanted, uint64_t* left) {
+  const uint64_t taken = std::min(wanted, *left) / kPage * kPage;
+  *left -= taken;
+  return taken;
+}
+
+class Planner {
+ public:
+  explicit Planner(const ResidencyRequest& request)
+      : request_(request), totals_(Sum(request)) {
+    plan_.tiers.assign(request.chunks.size(), Tier::kStreamed);
+  }
+
+  absl::StatusOr<ResidencyPlan> Plan() {
+    const uint64_t all_in_memory = FillAmple();
+    if (request_.budget_bytes >= all_in_memory) {
+      GrowAmple(request_.budget_bytes - all_in_memory);
+      Itemise();
+      // Streaming may need less than everything in memory, or (for a model of
+      // one chunk) more.
+      ResidencyPlan ample = plan_;
+      ample.smallest_budget_bytes = std::min(all_in_memory, FillScarce());
+      return ample;
+    }
+    const uint64_t scarce = FillScarce();
+    plan_.smallest_budget_bytes = std::min(scarce, all_in_memory);
+    if (request_.budget_bytes < scarce) {
+      return Refusal();
+    }
+    GrowScarce(request_.budget_bytes - scarce);
+    Itemise();
+    return plan_;
+  }
+
+ private:
+  uint64_t Used() const {
+    return plan_.index_bytes + plan_.tables_bytes + plan_.log_buffer_bytes +
+           plan_.credit_bytes * request_.workers + plan_.resident_bytes +
+           plan_.window_bytes + plan_.gradient_bytes + plan_.scratch_bytes;
+  }
+
+  void FillCommon() {
+    plan_.index_bytes = kIndexMin;
+    plan_.tables_bytes =
+        RoundUp(request_.chunks.size() * kTableBytesPerChunk, kPage);
+    plan_.credit_bytes = totals_.gradient_max;
+  }
+
+  // Everything in memory, no log. Returns what it takes at least.
+  uint64_t FillAmple() {
+    FillCommon();
+    plan_.log_buffer_bytes = 0;
+    plan_.scratch_bytes = 0;
+    plan_.resident_bytes = totals_.records;
+    plan_.window_bytes = std::max(totals_.prefix_max, totals_.gradient_max);
+    plan_.gradient_bytes = totals_.gradient_nodes;
+    plan_.tiers.assign(request_.chunks.size(), Tier::kWhole);
+    return Used();
+  }
+
+  void GrowIndex(uint64_t* left) {
+    plan_.index_bytes +=
+        Take(std::min(kIndexMax - kIndexMin, request_.budget_bytes / 64), left);
+  }
+
+  void GrowAmple(uint64_t left) {
+    GrowIndex(&left);
+    plan_.credit_bytes +=
+        Take(3 * totals_.gradient_max * request_.workers, &left) /
+        request_.workers / kPage * kPage;
+  }
+
+  // The least that works: one record at a time, one gradient at a time.
+  uint64_t FillScarce() {
+    FillCommon();
+    plan_.log_buffer_bytes = kLogMin;
+    plan_.scratch_bytes = totals_.gradient_max;
+    plan_.resident_bytes = 0;
+    plan_.window_bytes = totals_.record_max;
+    plan_.gradient_bytes = totals_.gradient_max;
+    plan_.tiers.assign(request_.chunks.size(), Tier::kStreamed);
+    return Used();
+  }
+
+  // A gradient more, so that one is summed while another is written to the
+  // log; room to read ahead; then weights, more window, state, gradients.
+  void GrowScarce(uint64_t left) {
+    plan_.gradient_bytes += Take(totals_.gradient_max, &left);
+    plan_.window_bytes +=
+        Take(totals_.record_max + request_.workers * totals_.prefix_max, &left);
+    GrowIndex(&left);
+    plan_.log_buffer_bytes +=
+        Take(std::min(kLogMax - kLogMin, request_.budget_bytes / 64), &left);
+    plan_.credit_bytes +=
+        Take(std::min(totals_.gradient_max * request_.workers, left / 16),
+             &left) /
+        request_.workers / kPage * kPage;
+    // What rounding left over comes back.
+    left = request_.budget_bytes - Used();
+    const uint64_t window_more =
+        std::min(totals_.record_max * (kWindowRecords - 2), left / 4);
+    left -= window_more;
+    Promote(Tier::kWeights, &left);
+    left += window_more;
+    plan_.window_bytes += Take(window_more, &left);
+    Promote(Tier::kWhole, &left);
+    plan_.gradient_bytes +=
+        Take(totals_.gradient_nodes -
+                 std::min(totals_.gradient_nodes, plan_.gradient_bytes),
+             &left);
+  }
+
+  // Raises chunks in forward order to `tier` while they fit.
+  void Promote(Tier tier, uint64_t* left) {
+    for (size_t i = 0; i < request_.chunks.size(); ++i) {
+      const ChunkFootprint& chunk = request_.chunks[i];
+      const uint64_t has =
+          plan_.tiers[i] == Tier::kWeights ? chunk.prefix_bytes : 0;
+      const uint64_t wants =
+          tier == Tier::kWeights ? chunk.prefix_bytes : chunk.record_bytes;
+      if (plan_.tiers[i] >= tier || wants - has > *left) {
+        continue;
+      }
+      plan_.tiers[i] = tier;
+      plan_.resident_bytes += wants - has;
+      *left -= wants - has;
+    }
+  }
+
+  void Itemise() {
+    plan_.items = {
+        {"index (RocksDB)", plan_.index_bytes},
+        {"tables of chunks", plan_.tables_bytes},
+        {"gradient log buffers", plan_.log_buffer_bytes},
+        {absl::StrCat("pushes in flight of ", request_.workers, " workers"),
+         plan_.credit_bytes * request_.workers},
+        {"chunks kept in memory", plan_.resident_bytes},
+        {"window for chunks on disk", plan_.window_bytes},
+        {"gradients", plan_.gradient_bytes},
+        {"gradient being added", plan_.scratch_bytes}};
+    plan_.used_bytes = Used();
+  }
+
+  absl::Status Refusal() {
+    Itemise();
+    std::vector<std::string> lines;
+    for (const BudgetItem& item : plan_.items) {
+      if (item.bytes > 0) {
+        lines.push_back(absl::StrCat(item.what, " ", item.bytes));
+      }
+    }
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "server.memory is ", request_.budget_bytes, " bytes; want at least ",
+        plan_.smallest_budget_bytes, " (", absl::StrJoin(lines, ", "),
+        "); raise it or lower server.chunk_elems: the largest chunk takes ",
+        FormatBytes(totals_.record_max)));
+  }
+
+  const ResidencyRequest& request_;
+  const Totals totals_;
+  ResidencyPlan plan_;
+};
+
+}  // namespace
+
+absl::StatusOr<ResidencyPlan> PlanResidency(const ResidencyRequest& request) {
+  if (request.workers == 0) {
+    return absl::InvalidArgumentError("workers is 0; want at least 1");
+  }
+  return Planner(request).Plan();
+}
+
+}  // namespace ballast
