@@ -76,11 +76,12 @@ class Planner {
       // Streaming may need less than everything in memory, or (for a model of
       // one chunk) more.
       ResidencyPlan ample = plan_;
-      ample.smallest_budget_bytes = std::min(all_in_memory, FillScarce());
+      ample.smallest_budget_bytes =
+          Smallest(std::min(all_in_memory, FillScarce()));
       return ample;
     }
     const uint64_t scarce = FillScarce();
-    plan_.smallest_budget_bytes = std::min(scarce, all_in_memory);
+    plan_.smallest_budget_bytes = Smallest(std::min(scarce, all_in_memory));
     if (request_.budget_bytes < scarce) {
       return Refusal();
     }
@@ -96,18 +97,31 @@ class Planner {
            plan_.window_bytes + plan_.gradient_bytes + plan_.scratch_bytes;
   }
 
+  // `needed` is for this budget; a smaller one lends RocksDB less.
+  uint64_t Smallest(uint64_t needed) const {
+    const uint64_t fixed = needed - IndexBytes(request_.budget_bytes);
+    uint64_t smallest = fixed + kIndexMin;
+    for (uint64_t next = 0; next != smallest;) {
+      next = smallest;
+      smallest = fixed + IndexBytes(smallest);
+    }
+    return smallest;
+  }
+
   void FillCommon() {
-    plan_.index_bytes = kIndexMin;
+    plan_.index_bytes = IndexBytes(request_.budget_bytes);
     plan_.tables_bytes =
         RoundUp(request_.chunks.size() * kTableBytesPerChunk, kPage);
     plan_.credit_bytes = totals_.gradient_max;
+    // With an ample budget too: workers that die leave more spans behind than
+    // were planned for.
+    plan_.log_buffer_bytes = kLogMin;
+    plan_.scratch_bytes = totals_.gradient_max;
   }
 
-  // Everything in memory, no log. Returns what it takes at least.
+  // Everything in memory. Returns what it takes at least.
   uint64_t FillAmple() {
     FillCommon();
-    plan_.log_buffer_bytes = 0;
-    plan_.scratch_bytes = 0;
     plan_.resident_bytes = totals_.records;
     plan_.window_bytes = std::max(totals_.prefix_max, totals_.gradient_max);
     plan_.gradient_bytes = totals_.gradient_nodes;
@@ -115,13 +129,7 @@ class Planner {
     return Used();
   }
 
-  void GrowIndex(uint64_t* left) {
-    plan_.index_bytes +=
-        Take(std::min(kIndexMax - kIndexMin, request_.budget_bytes / 64), left);
-  }
-
   void GrowAmple(uint64_t left) {
-    GrowIndex(&left);
     plan_.credit_bytes +=
         Take(3 * totals_.gradient_max * request_.workers, &left) /
         request_.workers / kPage * kPage;
@@ -130,8 +138,6 @@ class Planner {
   // The least that works: one record at a time, one gradient at a time.
   uint64_t FillScarce() {
     FillCommon();
-    plan_.log_buffer_bytes = kLogMin;
-    plan_.scratch_bytes = totals_.gradient_max;
     plan_.resident_bytes = 0;
     plan_.window_bytes = totals_.record_max;
     plan_.gradient_bytes = totals_.gradient_max;
@@ -145,7 +151,6 @@ class Planner {
     plan_.gradient_bytes += Take(totals_.gradient_max, &left);
     plan_.window_bytes +=
         Take(totals_.record_max + request_.workers * totals_.prefix_max, &left);
-    GrowIndex(&left);
     plan_.log_buffer_bytes +=
         Take(std::min(kLogMax - kLogMin, request_.budget_bytes / 64), &left);
     plan_.credit_bytes +=
@@ -219,6 +224,10 @@ class Planner {
 };
 
 }  // namespace
+
+uint64_t IndexBytes(uint64_t budget_bytes) {
+  return std::clamp(budget_bytes / 64 / kPage * kPage, kIndexMin, kIndexMax);
+}
 
 absl::StatusOr<ResidencyPlan> PlanResidency(const ResidencyRequest& request) {
   if (request.workers == 0) {

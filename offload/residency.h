@@ -42,13 +42,13 @@ struct ResidencyPlan {
   std::vector<Tier> tiers;        // Of each chunk of the request.
   uint64_t index_bytes = 0;       // RocksDB.
   uint64_t tables_bytes = 0;      // What the server knows of each chunk.
-  uint64_t log_buffer_bytes = 0;  // Of the gradient log; 0: no log is needed.
+  uint64_t log_buffer_bytes = 0;  // Of the gradient log.
   uint64_t credit_bytes = 0;      // Of each worker: pushed, not yet taken.
   uint64_t resident_bytes = 0;    // Chunks of kWhole and prefixes of kWeights.
   // Records and prefixes on their way, and copies for queries.
   uint64_t window_bytes = 0;
   uint64_t gradient_bytes = 0;  // Gradients being summed or waiting.
-  // One gradient read back from the log to be added to another; 0 without log.
+  // One gradient read back from the log to be added to another.
   uint64_t scratch_bytes = 0;
 
   // What every item is and takes; they add up to what is used of the budget.
@@ -63,6 +63,9 @@ struct ResidencyRequest {
   uint64_t budget_bytes = 0;           // server.memory.
   uint32_t workers = 1;                // At least 1.
 };
+
+// What RocksDB may take of a budget: it is opened before the chunks are known.
+uint64_t IndexBytes(uint64_t budget_bytes);
 
 // Errors: RESOURCE_EXHAUSTED  the budget does not hold the largest chunk's
 //         window; the message names the items and the smallest budget.

@@ -38,11 +38,12 @@ std::vector<SpanKey> SpanBook::Insert(const SpanKey& key,
 }
 
 std::optional<SpanBook::Merge> SpanBook::MergeOfRoot(uint32_t use) const {
-  const SpanKey sum = RootKey();
-  const SpanKey next = {added_uses_, root_};
-  if ((use == 0 || use == added_uses_) && added_uses_ < uses_ &&
-      nodes_.contains(sum) && nodes_.contains(next)) {
-    return Merge{sum, next, sum};
+  const Merge merge = {RootKey(), {added_uses_, root_}, RootKey()};
+  if (added_uses_ == uses_ || (use != 0 && use != added_uses_)) {
+    return std::nullopt;
+  }
+  if (nodes_.contains(use == 0 ? merge.right : merge.left)) {
+    return merge;
   }
   return std::nullopt;
 }
@@ -55,7 +56,7 @@ std::optional<SpanBook::Merge> SpanBook::MergeOf(const SpanKey& key) const {
   const Merge merge = {{key.use, LeftChild(*parent)},
                        {key.use, RightChild(*parent)},
                        {key.use, *parent}};
-  if (nodes_.contains(merge.left) && nodes_.contains(merge.right)) {
+  if (nodes_.contains(key == merge.left ? merge.right : merge.left)) {
     return merge;
   }
   return std::nullopt;

@@ -50,7 +50,8 @@ class SpanBook {
     SpanKey sum;
     friend bool operator==(const Merge&, const Merge&) = default;
   };
-  // What can be added to `key`, which is there; nullopt: it waits.
+  // The addition that `key`, taken as being there, and a node that is there
+  // allow; nullopt: it waits.
   std::optional<Merge> MergeOf(const SpanKey& key) const;
   // Any addition that is possible.
   std::optional<Merge> NextMerge() const;

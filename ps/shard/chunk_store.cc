@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ps/shard/chunk_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+
+namespace ballast {
+
+absl::StatusOr<std::unique_ptr<ChunkStore>> ChunkStore::Create(
+    const Options& options, const ChunkTable& table,
+    const std::vector<uint32_t>& owned, OptimizerKind optimizer,
+    const std::vector<Tier>& tiers) {
+  BALLAST_CHECK(owned.size() == tiers.size());
+  std::unique_ptr<ChunkStore> store(new ChunkStore(options));
+  store->index_.assign(table.chunks().size(), -1);
+  store->chunks_.reserve(owned.size());
+  for (size_t i = 0; i < owned.size(); ++i) {
+    ChunkState state;
+    state.chunk = table.chunk(owned[i]);
+    state.tensor = &table.tensor_of(owned[i]);
+    state.layout = RecordLayout::For(*state.tensor, state.chunk, optimizer);
+    state.tier = tiers[i];
+    if (state.tier != Tier::kStreamed) {
+      state.resident = std::make_shared<Image>();
+      state.resident->bytes = state.tier == Tier::kWhole
+                                  ? state.layout.total_bytes
+                                  : state.layout.prefix_bytes;
+      BALLAST_ASSIGN_OR_RETURN(
+          state.resident->buffer,
+          options.resident->Allocate(state.resident->bytes,
+                                     "chunks kept in memory"));
+    }
+    store->index_[owned[i]] = static_cast<int64_t>(i);
+    store->chunks_.push_back(std::move(state));
+  }
+  return store;
+}
+
+ChunkState* ChunkStore::Find(uint32_t id) {
+  if (id >= index_.size() || index_[id] < 0) {
+    return nullptr;
+  }
+  return &chunks_[static_cast<size_t>(index_[id])];
+}
+
+std::shared_ptr<Image> ChunkStore::Served(const ChunkState& chunk) const {
+  if (chunk.resident && chunk.resident->ready) {
+    return chunk.resident;
+  }
+  return chunk.window && chunk.window->ready ? chunk.window : nullptr;
+}
+
+std::shared_ptr<Image> ChunkStore::Whole(const ChunkState& chunk) const {
+  for (const auto& image : {chunk.resident, chunk.window}) {
+    if (image && image->ready && chunk.is_whole(*image)) {
+      return image;
+    }
+  }
+  return nullptr;
+}
+
+bool ChunkStore::CanGiveUp(const ChunkState& chunk, Need need) const {
+  const Image* image = chunk.window.get();
+  if (image == nullptr || !image->ready || image->writing || image->claimed ||
+      image->sends > 0 || !chunk.extent) {
+    return false;
+  }
+  switch (need) {
+    case Need::kAhead:
+      return image->awaited == 0 && image->served >= readers_;
+    case Need::kSoon:
+      return image->awaited == 0;
+    case Need::kNow:
+      return true;
+  }
+  return false;
+}
+
+bool ChunkStore::MakeRoom(uint64_t bytes, Need need) {
+  // Images that everyone had first, then those whose turn in the cycle is the
+  // farthest away.
+  ChunkState* victim = nullptr;
+  const auto is_better = [this](const ChunkState& a, const ChunkState& b) {
+    const auto key = [this](const ChunkState& chunk) {
+      return std::pair(
+          chunk.window->awaited == 0,
+          std::pair(chunk.window->served >= readers_, chunk.chunk.id));
+    };
+    return key(a) > key(b);
+  };
+  for (ChunkState& chunk : chunks_) {
+    if (CanGiveUp(chunk, need) &&
+        (victim == nullptr || is_better(chunk, *victim))) {
+      victim = &chunk;
+    }
+  }
+  if (victim == nullptr || bytes > options_.window->budget_bytes()) {
+    return false;
+  }
+  victim->window.reset();
+  return true;
+}
+
+ArenaBuffer ChunkStore::TakeWindow(uint64_t bytes, absl::string_view what,
+                                   Need need) {
+  do {
+    absl::StatusOr<ArenaBuffer> buffer = options_.window->Allocate(bytes, what);
+    if (buffer.ok()) {
+      return *std::move(buffer);
+    }
+  } while (MakeRoom(bytes, need));
+  return {};
+}
+
+bool ChunkStore::Bring(ChunkState* chunk, bool whole, Need need) {
+  if (whole ? Whole(*chunk) != nullptr : Served(*chunk) != nullptr) {
+    return true;
+  }
+  if (chunk->window && !chunk->window->ready &&
+      (!whole || chunk->is_whole(*chunk->window))) {
+    return true;
+  }
+  BALLAST_CHECK(chunk->extent != nullptr);
+  auto image = std::make_shared<Image>();
+  image->bytes = whole ? chunk->layout.total_bytes : chunk->layout.prefix_bytes;
+  if (whole && chunk->window && chunk->window->sends == 0 &&
+      chunk->window->ready) {
+    chunk->window.reset();  // The prefix comes again with the rest.
+  }
+  image->buffer = TakeWindow(image->bytes, "chunks read from disk", need);
+  if (!image->buffer) {
+    return false;
+  }
+  chunk->window = image;
+  Read(chunk, image);
+  return true;
+}
+
+void ChunkStore::FillResident(ChunkState* chunk) {
+  Read(chunk, chunk->resident);
+}
+
+void ChunkStore::Read(ChunkState* chunk, const std::shared_ptr<Image>& image) {
+  BALLAST_CHECK(chunk->extent != nullptr);
+  ++in_flight_;
+  // The extent stays taken until the read is done.
+  options_.slab->Read(
+      *chunk->extent, image->bytes, image->buffer.data(),
+      [this, mailbox = options_.mailbox, id = chunk->chunk.id, image,
+       wanted = IdOf(*chunk), extent = chunk->extent](absl::Status status) {
+        mailbox->Post([this, id, image, wanted, extent, status] {
+          OnRead(id, image, wanted, status);
+        });
+      });
+}
+
+void ChunkStore::OnRead(uint32_t id, const std::shared_ptr<Image>& image,
+                        const RecordId& wanted, const absl::Status& status) {
+  --in_flight_;
+  ChunkState* chunk = Find(id);
+  absl::Status checked = status;
+  if (status.ok()) {
+    checked =
+        CheckRecord(chunk->layout, wanted, {image->buffer.data(), image->bytes},
+                    absl::StrCat(options_.slab->slab_path(), ": record of ",
+                                 chunk->tensor->name, " [", chunk->chunk.begin,
+                                 ", ", chunk->chunk.end, ")"));
+  }
+  if (!checked.ok()) {
+    options_.fail(checked);
+    return;
+  }
+  image->ready = true;
+}
+
+absl::Status ChunkStore::Write(ChunkState* chunk,
+                               const std::shared_ptr<Image>& image,
+                               std::function<void()> done) {
+  BALLAST_CHECK(chunk->is_whole(*image) && !image->writing);
+  BALLAST_ASSIGN_OR_RETURN(const Extent extent,
+                           options_.slab->Allocate(image->bytes));
+  chunk->digests = SealRecord(chunk->layout, IdOf(*chunk),
+                              {image->buffer.data(), image->bytes});
+  chunk->extent = Share(extent);
+  image->writing = true;
+  ++in_flight_;
+  options_.slab->Write(
+      extent, image->buffer.data(),
+      [this, mailbox = options_.mailbox, image, done = std::move(done),
+       held = chunk->extent](absl::Status status) {
+        mailbox->Post([this, image, done, held, status] {
+          --in_flight_;
+          image->writing = false;
+          if (!status.ok()) {
+            options_.fail(status);
+            return;
+          }
+          done();
+        });
+      });
+  return absl::OkStatus();
+}
+
+void ChunkStore::Adopt(ChunkState* chunk, const Extent& extent) {
+  options_.slab->Adopt(extent);
+  chunk->extent = Share(extent);
+}
+
+SharedExtent ChunkStore::Share(const Extent& extent) {
+  return {new Extent(extent), [slab = options_.slab](const Extent* held) {
+            slab->Release(*held);
+            delete held;
+          }};
+}
+
+RecordId ChunkStore::IdOf(const ChunkState& chunk) const {
+  return {options_.run,       chunk.data_timeline,
+          chunk.data_version, HashBytes(chunk.tensor->name),
+          chunk.chunk.begin,  chunk.chunk.end};
+}
+
+}  // namespace ballast

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// ballast-ps: one shard server.
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/job_file.h"
+#include "common/log.h"
+#include "common/memory_setup.h"
+#include "ps/shard/shard_server.h"
+
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+constexpr int kBadConfig = 78;
+
+int ExitCode(const absl::Status& status) {
+  if (status.ok()) {
+    return EXIT_SUCCESS;
+  }
+  return absl::IsInvalidArgument(status) ? kBadConfig : kFailed;
+}
+
+// host:port; a host alone gets a port of the system's choice.
+bool ParseListen(const std::string& text, std::string* host, uint32_t* port) {
+  const size_t colon = text.rfind(':');
+  *host = text.substr(0, colon);
+  *port = 0;
+  return !host->empty() && (colon == std::string::npos ||
+                            (absl::SimpleAtoi(text.substr(colon + 1), port) &&
+                             *port <= 65535));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ballast::KeepHeapMemory();
+  CLI::App app(
+      "ballast-ps - hold a part of a model: its parameters and optimizer state\n"
+      "in memory and on disk, for workers to fetch and to push gradients to.\n"
+      "`ballast train` starts it; it leaves when the coordinator says so.");
+  app.footer(
+      "Exit codes: 0 the run is done, 1 failed, 2 usage, 78 bad configuration.\n"
+      "Example: ballast-ps --config runs/austen/config.yaml "
+      "--coordinator 127.0.0.1:7400 --index 0");
+  std::string config;
+  std::string coordinator;
+  std::string data_dir;
+  std::string listen;
+  uint32_t index = 0;
+  app.add_option("--config", config, "The run's effective job file.")
+      ->required();
+  app.add_option("--coordinator", coordinator, "host:port of the coordinator.")
+      ->required();
+  app.add_option("--index", index, "Which server this is: server-N.")
+      ->required();
+  app.add_option("--data-dir", data_dir,
+                 "Its records. Default: <server.data_dir>/N.");
+  app.add_option("--listen", listen,
+                 "host:port to serve on. Default: cluster.host, any port.");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? EXIT_SUCCESS : kUsage;
+  }
+
+  const std::string name = absl::StrCat("server-", index);
+  ballast::SetLogRole(name);
+  const auto file = ballast::LoadJobFile(config, {});
+  if (!file.ok()) {
+    std::cerr << "ballast-ps: " << file.status().message() << "\n";
+    return kBadConfig;
+  }
+  ballast::ShardServerOptions options;
+  options.job = file->job;
+  options.coordinator = coordinator;
+  options.name = name;
+  options.data_dir = data_dir.empty()
+                         ? absl::StrCat(file->job.server.data_dir, "/", index)
+                         : data_dir;
+  options.host = file->job.cluster.host;
+  if (!listen.empty() &&
+      !ParseListen(listen, &options.host, &options.port)) {
+    std::cerr << "ballast-ps: --listen is '" << listen
+              << "'; want host:port\n";
+    return kUsage;
+  }
+  const absl::Status status = ballast::RunShardServer(options);
+  if (!status.ok()) {
+    std::cerr << "ballast-ps: " << name << ": " << status.message() << "\n";
+  }
+  return ExitCode(status);
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ps/shard/shard_server.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/job_file.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "ps/shard/mailbox.h"
+#include "ps/shard/shard_engine.h"
+#include "ps/shard/shard_service.h"
+#include "rpc/endpoint.h"
+#include "rpc/member.h"
+
+namespace ballast {
+namespace {
+
+v1::JoinRequest MakeJoin(const ShardServerOptions& options,
+                         const std::string& data_dir,
+                         const std::string& address) {
+  v1::JoinRequest join;
+  join.set_role(v1::ROLE_SERVER);
+  join.set_name(options.name);
+  join.set_address(address);
+  join.set_pid(getpid());
+  join.set_host(options.host);
+  join.set_data_dir(data_dir);
+  for (const auto& [key, value] : NumericsFields(options.job)) {
+    v1::ConfigField* field = join.add_numerics();
+    field->set_key(key);
+    field->set_value(value);
+  }
+  for (const auto& [key, value] : OperationsFields(options.job)) {
+    v1::ConfigField* field = join.add_operations();
+    field->set_key(key);
+    field->set_value(value);
+  }
+  return join;
+}
+
+}  // namespace
+
+absl::Status RunShardServer(const ShardServerOptions& options) {
+  std::error_code error;
+  const std::string data_dir =
+      std::filesystem::absolute(options.data_dir, error)
+          .lexically_normal()
+          .string();
+  if (error) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "server.data_dir '", options.data_dir, "': ", error.message()));
+  }
+  auto mailbox = std::make_shared<Mailbox>();
+  ShardEngine engine({options.job, options.name, data_dir}, mailbox);
+  // Services and sessions post to the engine; they go before it does.
+  const std::unique_ptr<grpc::Service> service =
+      MakeShardService(mailbox, engine.fetch(), engine.push());
+  BALLAST_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Endpoint> endpoint,
+      Endpoint::Start(options.host, options.port, {service.get()}));
+  MemberSession::Options session;
+  session.coordinator = options.coordinator;
+  session.join = MakeJoin(options, data_dir, endpoint->address());
+  session.silence_max = options.job.cluster.progress_timeout;
+  session.on_directive = [&engine](const v1::PollReply& reply) {
+    engine.Deliver(reply);
+  };
+  session.stats = [&engine] { return engine.stats(); };
+  session.on_end = [&engine](const absl::Status& why) {
+    engine.SessionOver(why);
+  };
+  BALLAST_ASSIGN_OR_RETURN(const std::unique_ptr<MemberSession> member,
+                           MemberSession::Start(std::move(session)));
+  LogEvent(Severity::kInfo, "server_joined",
+           {{"address", endpoint->address()},
+            {"incarnation", member->admission().incarnation()},
+            {"data_dir", data_dir}});
+  const absl::Status status = engine.Run(member.get());
+  member->Stop();
+  endpoint->Stop(absl::Seconds(1));
+  return status;
+}
+
+}  // namespace ballast

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole shard server in a process: engine, streams, membership.
+
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/job.h"
+
+namespace ballast {
+
+struct ShardServerOptions {
+  Job job;
+  std::string coordinator;  // host:port.
+  std::string name;         // "server-0".
+  std::string data_dir;     // Made absolute.
+  std::string host;         // To listen on.
+  uint32_t port = 0;        // 0: chosen by the system.
+};
+
+// Serves until the coordinator says to leave. Blocks.
+// Errors: FAILED_PRECONDITION  the port or the data directory is taken or of
+//         another run, or the coordinator refused; UNAVAILABLE  the coordinator
+//         is silent for cluster.progress_timeout; RESOURCE_EXHAUSTED
+//         server.memory is too small; DATA_LOSS  the disk lost something.
+absl::Status RunShardServer(const ShardServerOptions& options);
+
+}  // namespace ballast
