@@ -34,7 +34,6 @@ struct Totals {
   uint64_t prefix_max = 0;
   uint64_t gradient_max = 0;
   uint64_t records = 0;
-  uint64_t gradients = 0;       // One complete gradient of every chunk.
   uint64_t gradient_nodes = 0;  // All that can wait at the same time.
 };
 
@@ -48,7 +47,6 @@ Totals Sum(const ResidencyRequest& request) {
     totals.prefix_max = std::max(totals.prefix_max, chunk.prefix_bytes);
     totals.gradient_max = std::max(totals.gradient_max, gradient);
     totals.records += chunk.record_bytes;
-    totals.gradients += gradient;
     totals.gradient_nodes += gradient * nodes * chunk.uses;
   }
   return totals;

@@ -74,8 +74,7 @@ void CheckpointWriter::SaveNow(ChunkState* chunk) {
     return;
   }
   ++saving_;
-  const auto position =
-      static_cast<size_t>(chunk - chunks_->chunks().data());
+  const auto position = static_cast<size_t>(chunk - chunks_->chunks().data());
   jobs_.back().extents[position] = chunk->extent;
 }
 
@@ -166,12 +165,13 @@ void CheckpointWriter::Prune(const std::vector<v1::CheckpointId>& kept) {
         std::find(wanted.begin(), wanted.end(), id) != wanted.end()) {
       continue;
     }
-    Block([slab = options_.slab, id] { return slab->Drop(id.first, id.second); },
-          [this](const absl::Status& status) {
-            if (!status.ok()) {
-              options_.fail(status);
-            }
-          });
+    Block(
+        [slab = options_.slab, id] { return slab->Drop(id.first, id.second); },
+        [this](const absl::Status& status) {
+          if (!status.ok()) {
+            options_.fail(status);
+          }
+        });
   }
 }
 

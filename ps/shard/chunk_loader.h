@@ -19,11 +19,11 @@
 namespace ballast {
 
 struct LoadRequest {
-  uint64_t timeline = 0;       // Of what is written now.
-  uint64_t step = 0;           // The version that every chunk gets.
-  uint64_t seed = 0;           // run.seed, for initial values.
-  std::string manifest;        // Path; empty: initial values.
-  std::string data_dir;        // Ours, absolute.
+  uint64_t timeline = 0;  // Of what is written now.
+  uint64_t step = 0;      // The version that every chunk gets.
+  uint64_t seed = 0;      // run.seed, for initial values.
+  std::string manifest;   // Path; empty: initial values.
+  std::string data_dir;   // Ours, absolute.
   Hash128 run;
   SlabStore* slab = nullptr;   // Not owned.
   Mailbox* mailbox = nullptr;  // Run here while the disk works.

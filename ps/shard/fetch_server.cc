@@ -149,9 +149,8 @@ absl::Status FetchServer::CheckRequest(const BulkHeader& header) const {
     return absl::OkStatus();
   }
   if (header.timeline != view_->timeline) {
-    return absl::AbortedError(absl::StrCat("fetch of timeline ",
-                                           header.timeline, "; this is ",
-                                           view_->timeline));
+    return absl::AbortedError(absl::StrCat(
+        "fetch of timeline ", header.timeline, "; this is ", view_->timeline));
   }
   if (header.placement_version != view_->placement_version) {
     return absl::AbortedError(absl::StrCat(
@@ -165,10 +164,10 @@ absl::Status FetchServer::CheckItem(const BulkItem& item,
                                     const ChunkState& chunk) const {
   const uint64_t elems = chunk.layout.elem_count;
   if (item.elem_begin > elems || item.elem_count > elems - item.elem_begin) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "fetch of elements [", item.elem_begin, ", +", item.elem_count,
-        ") of chunk ", item.chunk, " of ", chunk.tensor->name, ", which has ",
-        elems));
+    return absl::InvalidArgumentError(
+        absl::StrCat("fetch of elements [", item.elem_begin, ", +",
+                     item.elem_count, ") of chunk ", item.chunk, " of ",
+                     chunk.tensor->name, ", which has ", elems));
   }
   if (item.field != kServedField &&
       (item.field >= kFieldCount ||
@@ -203,8 +202,7 @@ FetchServer::Answer FetchServer::Resolve(const BulkHeader& header,
   }
   const Field field = FieldOf(item, *chunk);
   const bool prefix = field == chunk->layout.first_field();
-  const auto image =
-      prefix ? chunks_->Served(*chunk) : chunks_->Whole(*chunk);
+  const auto image = prefix ? chunks_->Served(*chunk) : chunks_->Whole(*chunk);
   if (!image) {
     if (first) {
       chunks_->Bring(chunk, !prefix, ChunkStore::Need::kNow);
@@ -218,9 +216,9 @@ FetchServer::Answer FetchServer::Resolve(const BulkHeader& header,
   answer.item.field = item.field;
   answer.item.dtype = dtype;
   answer.item.elem_begin = item.elem_begin;
-  answer.item.elem_count =
-      item.elem_count == 0 ? chunk->layout.elem_count - item.elem_begin
-                           : item.elem_count;
+  answer.item.elem_count = item.elem_count == 0
+                               ? chunk->layout.elem_count - item.elem_begin
+                               : item.elem_count;
   answer.item.payload_bytes = answer.item.elem_count * DTypeBytes(dtype);
   const uint64_t offset = place.offset + item.elem_begin * DTypeBytes(dtype);
   if (header.incarnation == 0 && image == chunk->resident) {
@@ -261,8 +259,8 @@ std::optional<BulkPayload> FetchServer::Copy(const Image& image,
   auto copy = std::make_shared<SentCopy>();
   copy->memory = view_->memory;
   copy->mailbox = mailbox_;
-  copy->buffer = chunks_->TakeWindow(bytes, "copies for queries",
-                                     ChunkStore::Need::kSoon);
+  copy->buffer =
+      chunks_->TakeWindow(bytes, "copies for queries", ChunkStore::Need::kSoon);
   if (!copy->buffer) {
     return std::nullopt;
   }
@@ -351,8 +349,7 @@ void FetchServer::ReadAhead(Stream* stream) {
       if (++items > kAheadItemsMax) {
         return;
       }
-      if (chunk == nullptr || chunk->resident ||
-          item.field != kServedField ||
+      if (chunk == nullptr || chunk->resident || item.field != kServedField ||
           request.header.step != chunk->version) {
         continue;
       }

@@ -35,8 +35,7 @@ absl::Span<float> StepGradients::Floats(size_t position,
   return {piece.ram.as<float>(), shapes_[position].elem_count};
 }
 
-bool StepGradients::TakeRam(size_t position, bool make_room,
-                            ArenaBuffer* ram) {
+bool StepGradients::TakeRam(size_t position, bool make_room, ArenaBuffer* ram) {
   while (true) {
     absl::StatusOr<ArenaBuffer> buffer =
         pool_->arena->Allocate(Bytes(position), "gradients");
@@ -63,8 +62,7 @@ StepGradients::Taken StepGradients::Offer(size_t position, const SpanKey& key,
   const std::optional<SpanBook::Merge> merge = chunk.book.MergeOf(key);
   PiecePointer sibling;
   if (merge) {
-    sibling =
-        chunk.pieces.at(merge->left == key ? merge->right : merge->left);
+    sibling = chunk.pieces.at(merge->left == key ? merge->right : merge->left);
     if (sibling->in_memory() && !sibling->idle()) {
       return Taken::kNoRoom;  // Soon it can be added to.
     }
@@ -161,8 +159,8 @@ bool StepGradients::Work() {
 bool StepGradients::Advance(const Addition& addition, bool* over) {
   const auto [position, key] = addition;
   ChunkGradient& chunk = chunks_[position];
-  const auto merge = chunk.book.Contains(key) ? chunk.book.MergeOf(key)
-                                              : std::nullopt;
+  const auto merge =
+      chunk.book.Contains(key) ? chunk.book.MergeOf(key) : std::nullopt;
   if (!merge) {  // A larger span replaced it.
     *over = true;
     return true;
@@ -311,17 +309,17 @@ void StepGradients::ReadBack(const PiecePointer& piece) {
   BALLAST_CHECK(piece->log.has_value() && piece->ram);
   piece->reading = true;
   ++pool_->in_flight;
-  pool_->log->Read(piece->name, *piece->log, piece->ram.data(),
-                   [pool = pool_, mailbox = pool_->mailbox,
-                    piece](absl::Status status) {
-                     mailbox->Post([pool, piece, status] {
-                       --pool->in_flight;
-                       piece->reading = false;
-                       if (!status.ok()) {
-                         pool->fail(status);
-                       }
-                     });
-                   });
+  pool_->log->Read(
+      piece->name, *piece->log, piece->ram.data(),
+      [pool = pool_, mailbox = pool_->mailbox, piece](absl::Status status) {
+        mailbox->Post([pool, piece, status] {
+          --pool->in_flight;
+          piece->reading = false;
+          if (!status.ok()) {
+            pool->fail(status);
+          }
+        });
+      });
 }
 
 absl::Span<const float> StepGradients::Ready(size_t position) const {

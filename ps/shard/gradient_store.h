@@ -36,13 +36,14 @@ namespace ballast {
 
 // Memory and log that the gradients of all steps share.
 struct GradientPool {
-  Arena* arena = nullptr;    // Not owned, as below.
-  std::byte* scratch = nullptr;  // One largest gradient; one addition at a time.
+  Arena* arena = nullptr;  // Not owned, as below.
+  std::byte* scratch =
+      nullptr;  // One largest gradient; one addition at a time.
   bool scratch_taken = false;
   GradientLog* log = nullptr;
   std::shared_ptr<Mailbox> mailbox;
   std::function<void(const absl::Status&)> fail;
-  uint64_t in_flight = 0;    // Reads and writes of the log.
+  uint64_t in_flight = 0;  // Reads and writes of the log.
 };
 
 // A chunk as far as its gradient goes.
@@ -79,9 +80,7 @@ class StepGradients {
   bool IsComplete() const { return complete_ == shapes_.size(); }
   // Of a vote, once complete.
   const ExactSum& sum_squares() const { return sum_squares_; }
-  const std::map<uint32_t, uint64_t>& non_finite() const {
-    return non_finite_;
-  }
+  const std::map<uint32_t, uint64_t>& non_finite() const { return non_finite_; }
   std::optional<double> Loss(size_t position) const {
     return chunks_[position].book.Loss();
   }
@@ -101,11 +100,11 @@ class StepGradients {
   struct Piece {
     ArenaBuffer ram;
     std::optional<LogPosition> log;
-    GradientName name;      // In the log.
-    bool writing = false;   // ram is going to the log; only read meanwhile.
-    bool reading = false;   // ram is coming from the log.
-    bool adding = false;    // Part of the addition in flight.
-    bool kept = false;      // For the update.
+    GradientName name;     // In the log.
+    bool writing = false;  // ram is going to the log; only read meanwhile.
+    bool reading = false;  // ram is coming from the log.
+    bool adding = false;   // Part of the addition in flight.
+    bool kept = false;     // For the update.
     bool in_memory() const { return static_cast<bool>(ram) && !reading; }
     bool idle() const { return !writing && !reading && !adding; }
   };

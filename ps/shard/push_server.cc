@@ -39,20 +39,19 @@ class MessageSource final : public GradientSource {
       done += elems;
       filled = 0;
     };
-    message_.VisitPayload(
-        item_, [&](uint64_t, const std::byte* data, uint64_t size) {
-          while (size > 0) {
-            const auto take =
-                std::min<uint64_t>(size, sizeof(staging) - filled);
-            std::memcpy(bytes + filled, data, take);
-            filled += take;
-            data += take;
-            size -= take;
-            if (filled == sizeof(staging)) {
-              flush();
-            }
-          }
-        });
+    message_.VisitPayload(item_, [&](uint64_t, const std::byte* data,
+                                     uint64_t size) {
+      while (size > 0) {
+        const auto take = std::min<uint64_t>(size, sizeof(staging) - filled);
+        std::memcpy(bytes + filled, data, take);
+        filled += take;
+        data += take;
+        size -= take;
+        if (filled == sizeof(staging)) {
+          flush();
+        }
+      }
+    });
     flush();
   }
 
@@ -96,12 +95,12 @@ void PushServer::OnMessage(uint64_t id, absl::StatusOr<BulkMessage> message) {
   } else {
     const uint64_t payload = message->header().payload_bytes();
     if (stream.held + payload > stream.credit) {
-      stream.replies.push_back(MakeBulkError(
-          message->header().sequence,
-          absl::ResourceExhaustedError(absl::StrCat(
-              "push of ", payload, " bytes with ", stream.held,
-              " waiting; the credit is ", stream.credit,
-              ", wait for the hello and for acknowledgements"))));
+      stream.replies.push_back(
+          MakeBulkError(message->header().sequence,
+                        absl::ResourceExhaustedError(absl::StrCat(
+                            "push of ", payload, " bytes with ", stream.held,
+                            " waiting; the credit is ", stream.credit,
+                            ", wait for the hello and for acknowledgements"))));
     } else {
       stream.held += payload;
       stream.messages.push_back(*std::move(message));
@@ -196,8 +195,8 @@ PushServer::Verdict PushServer::Judge(const BulkHeader& header,
         header.incarnation > *view_->workers.rbegin()) {
       return Verdict::kEarly;
     }
-    *why = absl::AbortedError(absl::StrCat(
-        "incarnation ", header.incarnation, " is not admitted; join again"));
+    *why = absl::AbortedError(absl::StrCat("incarnation ", header.incarnation,
+                                           " is not admitted; join again"));
     return Verdict::kRefuse;
   }
   if (header.step < view_->collecting_step) {
@@ -224,11 +223,11 @@ absl::Status PushServer::CheckItem(const BulkItem& item) const {
   }
   if (item.use >= tensor.use_count ||
       !IsNode(item.span, view_->micro_batches)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "gradient of ", tensor.name, ": use ", item.use, " of ",
-        tensor.use_count, ", micro-batches [", item.span.first, ", +",
-        item.span.count, ") of ", view_->micro_batches,
-        " is not a node of the span tree"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient of ", tensor.name, ": use ", item.use, " of ",
+                     tensor.use_count, ", micro-batches [", item.span.first,
+                     ", +", item.span.count, ") of ", view_->micro_batches,
+                     " is not a node of the span tree"));
   }
   return absl::OkStatus();
 }

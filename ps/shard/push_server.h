@@ -47,20 +47,20 @@ class PushServer final : public BulkStreamHandler {
   struct Stream {
     std::shared_ptr<BulkStream> link;
     std::deque<BulkMessage> messages;
-    size_t next_item = 0;        // Of the front message.
-    bool checked = false;        // The front message is.
+    size_t next_item = 0;                   // Of the front message.
+    bool checked = false;                   // The front message is.
     std::optional<absl::Time> early_since;  // The front came before its step.
     std::deque<grpc::ByteBuffer> replies;
-    uint64_t credit = 0;         // Granted; 0: not yet.
-    uint64_t held = 0;           // Payload bytes of `messages`.
+    uint64_t credit = 0;  // Granted; 0: not yet.
+    uint64_t held = 0;    // Payload bytes of `messages`.
     bool writing = false;
     bool half_closed = false;
     bool finished = false;
   };
   enum class Verdict {
     kTake,
-    kKnown,   // Acknowledge without taking: its step is over.
-    kEarly,   // The coordinator has not told us yet.
+    kKnown,  // Acknowledge without taking: its step is over.
+    kEarly,  // The coordinator has not told us yet.
     kRefuse,
   };
 

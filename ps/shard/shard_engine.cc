@@ -95,9 +95,9 @@ absl::Status ShardEngine::Open() {
   const v1::JoinReply& admission = session_->admission();
   const std::optional<Hash128> run = ParseRunId(admission.run_id());
   if (!run) {
-    return absl::InternalError(absl::StrCat(
-        "the coordinator named run '", admission.run_id(),
-        "'; want 32 hex digits"));
+    return absl::InternalError(absl::StrCat("the coordinator named run '",
+                                            admission.run_id(),
+                                            "'; want 32 hex digits"));
   }
   run_ = *run;
   view_.incarnation = admission.incarnation();
@@ -234,14 +234,13 @@ void ShardEngine::Obey() {
 }
 
 void ShardEngine::StartCollecting() {
-  const uint64_t wanted = directive_->task() == v1::SERVER_RUN
-                              ? directive_->collecting_step()
-                              : 0;
+  const uint64_t wanted =
+      directive_->task() == v1::SERVER_RUN ? directive_->collecting_step() : 0;
   if (collecting_ || wanted <= view_.decided_step) {
     return;
   }
-  collecting_ = std::make_unique<StepGradients>(
-      &pool_, shapes_, view_.timeline, wanted, view_.micro_batches);
+  collecting_ = std::make_unique<StepGradients>(&pool_, shapes_, view_.timeline,
+                                                wanted, view_.micro_batches);
   view_.collecting_step = wanted;
   voted_ = false;
 }
@@ -342,8 +341,8 @@ bool ShardEngine::FillDigests(ChunkState* chunk) {
   }
   if (!chunk->extent) {
     const Image& image = *chunk->resident;
-    chunk->digests = DigestFields(chunk->layout,
-                                  {image.buffer.data(), image.bytes});
+    chunk->digests =
+        DigestFields(chunk->layout, {image.buffer.data(), image.bytes});
     return true;
   }
   // What is on disk carries its digests in front of what workers fetch.
@@ -430,16 +429,15 @@ void ShardEngine::PublishStats() {
     const GradientLogStats log = log_->stats();
     stats.set_spilled_bytes_written(slab.bytes_written + log.bytes_written);
     stats.set_spilled_bytes_read(slab.bytes_read + log.bytes_read);
-    const auto whole = std::count(plan.tiers.begin(), plan.tiers.end(),
-                                  Tier::kWhole);
+    const auto whole =
+        std::count(plan.tiers.begin(), plan.tiers.end(), Tier::kWhole);
     stats.set_chunks_resident(static_cast<uint64_t>(whole));
-    stats.set_chunks_streamed(plan.tiers.size() -
-                              static_cast<uint64_t>(whole));
+    stats.set_chunks_streamed(plan.tiers.size() - static_cast<uint64_t>(whole));
     if (collecting_ && !collecting_->IsComplete()) {
       const size_t position = *collecting_->FirstIncomplete();
-      stats.set_waits_for(absl::StrCat(
-          "gradient of ", chunks_->chunks()[position].tensor->name, ", step ",
-          collecting_->step()));
+      stats.set_waits_for(absl::StrCat("gradient of ",
+                                       chunks_->chunks()[position].tensor->name,
+                                       ", step ", collecting_->step()));
     }
   }
   MutexLock lock(&stats_mutex_);

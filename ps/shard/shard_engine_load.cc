@@ -22,9 +22,9 @@ absl::StatusOr<std::vector<uint32_t>> OwnedChunks(
     const v1::Placement& placement, const ChunkTable& table,
     const std::string& name) {
   if (static_cast<size_t>(placement.owner_size()) != table.chunks().size()) {
-    return absl::InternalError(absl::StrCat(
-        "the placement has ", placement.owner_size(), " chunks, the layout ",
-        table.chunks().size()));
+    return absl::InternalError(
+        absl::StrCat("the placement has ", placement.owner_size(),
+                     " chunks, the layout ", table.chunks().size()));
   }
   std::vector<uint32_t> owned;
   for (const Chunk& chunk : table.chunks()) {
@@ -77,17 +77,16 @@ absl::Status ShardEngine::MakePlan(const std::vector<uint32_t>& owned) {
 absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
   BALLAST_ASSIGN_OR_RETURN(const ModelLayout layout,
                            ModelLayout::Decode(placement.layout()));
-  BALLAST_ASSIGN_OR_RETURN(
-      view_.table, ChunkTable::Build(layout, placement.chunk_elems()));
-  BALLAST_ASSIGN_OR_RETURN(
-      const std::vector<uint32_t> owned,
-      OwnedChunks(placement, *view_.table, options_.name));
+  BALLAST_ASSIGN_OR_RETURN(view_.table,
+                           ChunkTable::Build(layout, placement.chunk_elems()));
+  BALLAST_ASSIGN_OR_RETURN(const std::vector<uint32_t> owned,
+                           OwnedChunks(placement, *view_.table, options_.name));
   BALLAST_RETURN_IF_ERROR(MakePlan(owned));
 
   const ResidencyPlan& plan = view_.plan;
   auto memory = std::make_shared<ShardMemory>();
-  BALLAST_RETURN_IF_ERROR(MakeArena("chunks", plan.resident_bytes, kPageBytes,
-                                    &memory->resident));
+  BALLAST_RETURN_IF_ERROR(
+      MakeArena("chunks", plan.resident_bytes, kPageBytes, &memory->resident));
   BALLAST_RETURN_IF_ERROR(
       MakeArena("window", plan.window_bytes, kPageBytes, &memory->window));
   BALLAST_RETURN_IF_ERROR(MakeArena("gradients",
@@ -107,8 +106,13 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
   log.buffer_bytes = plan.log_buffer_bytes;
   BALLAST_ASSIGN_OR_RETURN(log_, GradientLog::Open(log));
   const auto fail = [this](const absl::Status& status) { Fail(status); };
-  pool_ = {memory->gradients.get(), memory->scratch.data(), false, log_.get(),
-           mailbox_, fail, 0};
+  pool_ = {memory->gradients.get(),
+           memory->scratch.data(),
+           false,
+           log_.get(),
+           mailbox_,
+           fail,
+           0};
 
   ChunkStore::Options store;
   store.run = run_;
@@ -145,8 +149,8 @@ absl::Status ShardEngine::Load() {
                            session_->GetPlacement());
   if (placement.optimizer() != NameOf(options_.job.optimizer.kind)) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "the placement is for ", placement.optimizer(),
-        ", optimizer.name is ", NameOf(options_.job.optimizer.kind)));
+        "the placement is for ", placement.optimizer(), ", optimizer.name is ",
+        NameOf(options_.job.optimizer.kind)));
   }
   // What an earlier life of the run left goes first.
   Settle();
@@ -175,9 +179,7 @@ absl::Status ShardEngine::Load() {
   UpdatePass::Options update;
   update.chunks = chunks_.get();
   update.optimizer = options_.job.optimizer;
-  update.save_now = [this](ChunkState* chunk) {
-    checkpoints_->SaveNow(chunk);
-  };
+  update.save_now = [this](ChunkState* chunk) { checkpoints_->SaveNow(chunk); };
   update.fail = [this](const absl::Status& status) { Fail(status); };
   update_ = std::make_unique<UpdatePass>(update);
   version_ = log_done_ = view_.decided_step = directive.load_step();

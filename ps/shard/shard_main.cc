@@ -32,9 +32,9 @@ bool ParseListen(const std::string& text, std::string* host, uint32_t* port) {
   const size_t colon = text.rfind(':');
   *host = text.substr(0, colon);
   *port = 0;
-  return !host->empty() && (colon == std::string::npos ||
-                            (absl::SimpleAtoi(text.substr(colon + 1), port) &&
-                             *port <= 65535));
+  return !host->empty() &&
+         (colon == std::string::npos ||
+          (absl::SimpleAtoi(text.substr(colon + 1), port) && *port <= 65535));
 }
 
 }  // namespace
@@ -42,11 +42,13 @@ bool ParseListen(const std::string& text, std::string* host, uint32_t* port) {
 int main(int argc, char** argv) {
   ballast::KeepHeapMemory();
   CLI::App app(
-      "ballast-ps - hold a part of a model: its parameters and optimizer state\n"
+      "ballast-ps - hold a part of a model: its parameters and optimizer "
+      "state\n"
       "in memory and on disk, for workers to fetch and to push gradients to.\n"
       "`ballast train` starts it; it leaves when the coordinator says so.");
   app.footer(
-      "Exit codes: 0 the run is done, 1 failed, 2 usage, 78 bad configuration.\n"
+      "Exit codes: 0 the run is done, 1 failed, 2 usage, 78 bad "
+      "configuration.\n"
       "Example: ballast-ps --config runs/austen/config.yaml "
       "--coordinator 127.0.0.1:7400 --index 0");
   std::string config;
@@ -85,10 +87,8 @@ int main(int argc, char** argv) {
                          ? absl::StrCat(file->job.server.data_dir, "/", index)
                          : data_dir;
   options.host = file->job.cluster.host;
-  if (!listen.empty() &&
-      !ParseListen(listen, &options.host, &options.port)) {
-    std::cerr << "ballast-ps: --listen is '" << listen
-              << "'; want host:port\n";
+  if (!listen.empty() && !ParseListen(listen, &options.host, &options.port)) {
+    std::cerr << "ballast-ps: --listen is '" << listen << "'; want host:port\n";
     return kUsage;
   }
   const absl::Status status = ballast::RunShardServer(options);

@@ -33,9 +33,9 @@ struct ShardView {
   ResidencyPlan plan;
   uint32_t micro_batches = 0;
   uint32_t workers_planned = 1;  // Share the credit and the window.
-  std::set<uint64_t> workers;  // Incarnations whose pushes are accepted.
+  std::set<uint64_t> workers;    // Incarnations whose pushes are accepted.
   uint64_t collecting_step = 0;  // 0: none.
-  uint64_t decided_step = 0;   // Gradients up to it are not wanted any more.
+  uint64_t decided_step = 0;     // Gradients up to it are not wanted any more.
   std::shared_ptr<ShardMemory> memory;
 };
 

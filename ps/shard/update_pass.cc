@@ -49,9 +49,8 @@ double UpdatePass::Finish(absl::Time now) {
 }
 
 std::string UpdatePass::NextTensor() const {
-  return active() && !IsDone()
-             ? options_.chunks->chunks()[next_].tensor->name
-             : "";
+  return active() && !IsDone() ? options_.chunks->chunks()[next_].tensor->name
+                               : "";
 }
 
 bool UpdatePass::Prepare(size_t position, bool now) {
@@ -60,7 +59,7 @@ bool UpdatePass::Prepare(size_t position, bool now) {
   if (chunk.tier != Tier::kWhole) {
     // The chunk after the next may push out what was just updated: reading
     // while computing is worth more than keeping it.
-    const auto need = now ? ChunkStore::Need::kNow
+    const auto need = now                     ? ChunkStore::Need::kNow
                       : position == next_ + 1 ? ChunkStore::Need::kSoon
                                               : ChunkStore::Need::kAhead;
     has_room = options_.chunks->Bring(&chunk, /*whole=*/true, need);
@@ -113,8 +112,7 @@ bool UpdatePass::Work(absl::Time now) {
   return true;
 }
 
-void UpdatePass::Apply(ChunkState* chunk,
-                       const std::shared_ptr<Image>& image) {
+void UpdatePass::Apply(ChunkState* chunk, const std::shared_ptr<Image>& image) {
   Compute(*chunk, *image, gradients_->Ready(next_));
   chunk->version = decision_->step();
   chunk->data_version = decision_->step();
@@ -135,8 +133,7 @@ void UpdatePass::Apply(ChunkState* chunk,
 
 void UpdatePass::WriteBehind(ChunkState* chunk,
                              const std::shared_ptr<Image>& image) {
-  const absl::Status status =
-      options_.chunks->Write(chunk, image, [] {});
+  const absl::Status status = options_.chunks->Write(chunk, image, [] {});
   if (!status.ok()) {
     options_.fail(status);
   }
@@ -146,8 +143,8 @@ void UpdatePass::Compute(const ChunkState& chunk, const Image& image,
                          absl::Span<const float> gradient) {
   const v1::Decision& decision = *decision_;
   const OptimizerOptions& optimizer = options_.optimizer;
-  const auto decay = static_cast<float>(
-      chunk.tensor->decay ? optimizer.weight_decay : 0.0);
+  const auto decay =
+      static_cast<float>(chunk.tensor->decay ? optimizer.weight_decay : 0.0);
   const auto served = FieldOf<uint16_t>(chunk, image, Field::kServed);
   const auto param = FieldOf<float>(chunk, image, Field::kParam);
   const auto slot0 = FieldOf<float>(chunk, image, Field::kSlot0);
