@@ -201,27 +201,31 @@ void Attention(const AttentionShape& shape, uint64_t sequence, uint64_t kv_head,
   }
 }
 
-// Packed blocks of the backward pass.
+// Packed operands of the backward pass: three of the whole head, the others of
+// one block.
 struct GradBlocks {
   GradBlocks(const Head& head, float* scratch) {
     Pieces pieces(scratch);
-    const uint64_t rows = kBlock * head.width;
-    for (float** block : {&keys, &keys_transposed, &values_transposed, &dkeys,
-                          &dvalues, &queries, &douts, &dqueries}) {
-      *block = pieces.Take(rows);
+    const uint64_t tokens = RoundUp(head.tokens, kBlock);
+    for (float** whole : {&queries, &douts, &dqueries}) {
+      *whole = pieces.Take(tokens * head.width);
+    }
+    for (float** block :
+         {&keys, &keys_transposed, &values_transposed, &dkeys, &dvalues}) {
+      *block = pieces.Take(kBlock * head.width);
     }
     scores = pieces.Take(kScores);
     dscores = pieces.Take(kScores);
-    row_terms = pieces.Take(RoundUp(head.tokens, kBlock));
+    row_terms = pieces.Take(tokens);
   }
+  float* queries;
+  float* douts;
+  float* dqueries;
   float* keys;
   float* keys_transposed;
   float* values_transposed;
   float* dkeys;
   float* dvalues;
-  float* queries;
-  float* douts;
-  float* dqueries;
   float* scores;     // Then the probabilities.
   float* dscores;    // Gradients of the probabilities, then of the scores.
   float* row_terms;  // out . dout of each query of the head.
@@ -262,21 +266,18 @@ void StoreBlock(size_t rows, size_t columns, const float* from, size_t width,
   }
 }
 
-// One block of queries against one of keys.
-void GradPair(const Head& head, uint64_t first, uint64_t key, const float* q,
-              const float* lse, const float* dout, const GradBlocks& blocks,
-              bool add_keys, float* dq) {
+// The block of queries from `first` against the block of keys from `key`.
+void GradPair(const Head& head, uint64_t first, uint64_t key, const float* lse,
+              const GradBlocks& blocks) {
   const uint64_t width = head.width;
   const uint64_t rows = head.RowsFrom(first);
   const bool diagonal = key == first;
-  const uint64_t q_at = head.q + first * head.q_stride;
-  Pack(rows, head.size, q + q_at, head.q_stride, kBlock, width, blocks.queries);
-  Pack(rows, head.size, dout + head.out + first * head.out_stride,
-       head.out_stride, kBlock, width, blocks.douts);
+  const float* const queries = blocks.queries + first * width;
+  const float* const douts = blocks.douts + first * width;
   const Causal columns = diagonal ? Causal::kColumnsToRow : Causal::kAll;
-  BlockProduct(columns, kBlock, width, kBlock, {blocks.queries, width, 1},
+  BlockProduct(columns, kBlock, width, kBlock, {queries, width, 1},
                blocks.keys_transposed, kBlock, blocks.scores, kBlock, false);
-  BlockProduct(columns, kBlock, width, kBlock, {blocks.douts, width, 1},
+  BlockProduct(columns, kBlock, width, kBlock, {douts, width, 1},
                blocks.values_transposed, kBlock, blocks.dscores, kBlock, false);
   for (uint64_t r = 0; r < rows; ++r) {
     ScoreGradRow(diagonal ? r + 1 : kBlock, head.scale,
@@ -285,16 +286,15 @@ void GradPair(const Head& head, uint64_t first, uint64_t key, const float* q,
   }
   std::fill(blocks.scores + rows * kBlock, blocks.scores + kScores, 0.0f);
   std::fill(blocks.dscores + rows * kBlock, blocks.dscores + kScores, 0.0f);
+  // The first queries that see these keys are those of the diagonal.
   const Causal from_row = diagonal ? Causal::kTermsFromRow : Causal::kAll;
   BlockProduct(from_row, kBlock, kBlock, width, {blocks.scores, 1, kBlock},
-               blocks.douts, width, blocks.dvalues, width, add_keys);
+               douts, width, blocks.dvalues, width, !diagonal);
   BlockProduct(from_row, kBlock, kBlock, width, {blocks.dscores, 1, kBlock},
-               blocks.queries, width, blocks.dkeys, width, add_keys);
+               queries, width, blocks.dkeys, width, !diagonal);
   BlockProduct(diagonal ? Causal::kTermsToRow : Causal::kAll, kBlock, kBlock,
                width, {blocks.dscores, kBlock, 1}, blocks.keys, width,
-               blocks.dqueries, width, false);
-  StoreBlock(rows, head.size, blocks.dqueries, width, dq + q_at, head.q_stride,
-             key > 0);
+               blocks.dqueries + first * width, width, key > 0);
 }
 
 void RowTerms(const Head& head, const float* out, const float* dout,
@@ -319,7 +319,12 @@ void AttentionGrad(const AttentionShape& shape, uint64_t sequence,
   for (uint64_t member = 0; member < shape.heads / shape.kv_heads; ++member) {
     const Head head(shape, sequence, kv_head, member);
     const GradBlocks blocks(head, scratch);
+    const uint64_t padded = RoundUp(shape.tokens, kBlock);
     RowTerms(head, out, dout, blocks.row_terms);
+    Pack(shape.tokens, head.size, q + head.q, head.q_stride, padded, head.width,
+         blocks.queries);
+    Pack(shape.tokens, head.size, dout + head.out, head.out_stride, padded,
+         head.width, blocks.douts);
     for (uint64_t key = 0; key < shape.tokens; key += kBlock) {
       const uint64_t rows = head.RowsFrom(key);
       const uint64_t at = head.kv + key * head.kv_stride;
@@ -330,13 +335,15 @@ void AttentionGrad(const AttentionShape& shape, uint64_t sequence,
       PackTransposed(rows, head.size, v + at, head.kv_stride, kBlock,
                      head.width, blocks.values_transposed);
       for (uint64_t first = key; first < shape.tokens; first += kBlock) {
-        GradPair(head, first, key, q, lse, dout, blocks, first > key, dq);
+        GradPair(head, first, key, lse, blocks);
       }
       StoreBlock(rows, head.size, blocks.dkeys, head.width, dk + at,
                  head.kv_stride, member > 0);
       StoreBlock(rows, head.size, blocks.dvalues, head.width, dv + at,
                  head.kv_stride, member > 0);
     }
+    StoreBlock(shape.tokens, head.size, blocks.dqueries, head.width,
+               dq + head.q, head.q_stride, false);
   }
 }
 
@@ -366,8 +373,9 @@ void AttentionTask(const AttentionShape& shape, uint64_t sequence,
 
 uint64_t AttentionGradTaskScratchBytes(const AttentionShape& shape) {
   const uint64_t width = RoundUp(shape.head_size, kPad);
+  const uint64_t tokens = RoundUp(shape.tokens, kBlock);
   const uint64_t floats =
-      8 * kBlock * width + 2 * kScores + RoundUp(shape.tokens, kBlock);
+      3 * tokens * width + 5 * kBlock * width + 2 * kScores + tokens;
   return floats * sizeof(float);
 }
 

@@ -53,24 +53,31 @@ HWY_INLINE void TileProduct(size_t first, size_t end, const Operand& a,
   const FloatTag d;
   const size_t lanes = hn::Lanes(d);
   Float sums[kTileRows][kVectors];
+#pragma GCC unroll 4
   for (size_t r = 0; r < kTileRows; ++r) {
+#pragma GCC unroll 4
     for (size_t v = 0; v < kVectors; ++v) {
       sums[r][v] = add ? hn::LoadU(d, c + r * ldc + v * lanes) : hn::Zero(d);
     }
   }
   for (size_t t = first; t < end; ++t) {
     Float row[kVectors];
+#pragma GCC unroll 4
     for (size_t v = 0; v < kVectors; ++v) {
       row[v] = hn::LoadU(d, b + t * ldb + v * lanes);
     }
+#pragma GCC unroll 4
     for (size_t r = 0; r < kTileRows; ++r) {
       const Float factor = hn::Set(d, a.data[r * a.row + t * a.column]);
+#pragma GCC unroll 4
       for (size_t v = 0; v < kVectors; ++v) {
         sums[r][v] = hn::MulAdd(factor, row[v], sums[r][v]);
       }
     }
   }
+#pragma GCC unroll 4
   for (size_t r = 0; r < kTileRows; ++r) {
+#pragma GCC unroll 4
     for (size_t v = 0; v < kVectors; ++v) {
       hn::StoreU(sums[r][v], d, c + r * ldc + v * lanes);
     }
