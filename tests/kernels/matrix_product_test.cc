@@ -139,6 +139,23 @@ INSTANTIATE_TEST_SUITE_P(
                           LinearShape{4096, 8, 8}, LinearShape{130, 64, 192}),
         ::testing::Bool(), ::testing::Values(DType::kF32, DType::kBF16)));
 
+// Products as a GPT-2 block has them, where a tile is much work; and one with
+// so few elements and so long a sum that oneDNN would divide the sum by
+// threads.
+TEST(MatrixProductBitsTest, DoNotDependOnThreadsAtSizesInUse) {
+  for (const LinearShape& s :
+       {LinearShape{1024, 512, 1536}, LinearShape{256, 2048, 512},
+        LinearShape{512, 448, 256, true}, LinearShape{16384, 64, 64}}) {
+    const Inputs in(s);
+    const Results one = RunAll(s, in, 1);
+    const Results three = RunAll(s, in, 3);
+    EXPECT_TRUE(SameBits(one.y, three.y)) << s.rows;
+    EXPECT_TRUE(SameBits(one.dx, three.dx)) << s.rows;
+    EXPECT_TRUE(SameBits(one.dweight, three.dweight)) << s.rows;
+    EXPECT_TRUE(SameBits(one.dbias, three.dbias)) << s.rows;
+  }
+}
+
 TEST(MatrixProductBiasTest, NullMeansNone) {
   const LinearShape s{70, 24, 40};
   const Inputs in(s);
