@@ -11,8 +11,10 @@
 #include <numeric>
 #include <sstream>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "common/job_keys.h"
 #include "common/status_macros.h"
 
@@ -163,6 +165,22 @@ absl::Status TakeSection(const Table& table, const Place& place,
   return absl::OkStatus();
 }
 
+// Whether a document marker stands after something that is not a comment.
+bool HasSecondDocument(absl::string_view text) {
+  bool content = false;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    if (absl::ConsumePrefix(&line, "---") ||
+        absl::ConsumePrefix(&line, "...")) {
+      if (content) {
+        return true;
+      }
+    }
+    line = absl::StripAsciiWhitespace(line);
+    content = content || (!line.empty() && line[0] != '#' && line[0] != '%');
+  }
+  return false;
+}
+
 absl::Status TakeFile(const Table& table, const std::string& path,
                       GivenMap* given) {
   std::ifstream file(path);
@@ -172,15 +190,18 @@ absl::Status TakeFile(const Table& table, const std::string& path,
         path, absl::StrCat("cannot read the job file: ",
                            errno != 0 ? std::strerror(errno) : "it is empty"));
   }
-  const std::vector<YAML::Node> documents = YAML::LoadAll(text.str());
-  if (documents.size() != 1 || !documents[0].IsMap()) {
+  // YAML::LoadAll never ends on a text that starts with a comma, so the one
+  // document is loaded alone.
+  const YAML::Node document =
+      HasSecondDocument(text.str()) ? YAML::Node() : YAML::Load(text.str());
+  if (!document.IsMap()) {
     return Wrong(path,
                  "is not a job file; want one YAML map with the sections run, "
                  "model, data, batch, worker, server, ...");
   }
   const Place place = {path, ""};
   std::map<std::string, std::string> sections;  // To where it stands.
-  for (const auto& entry : documents[0]) {
+  for (const auto& entry : document) {
     const std::string name =
         entry.first.IsScalar() ? entry.first.Scalar() : std::string("?");
     const std::string where = place.Where(entry.first);

@@ -168,7 +168,7 @@ TEST(InitialValueTest, APartEqualsThatPartOfTheWhole) {
   const TensorSpec tensor = NormalTensor();
   std::vector<float> whole(300);
   FillInitial(tensor, 9, 0, absl::MakeSpan(whole));
-  for (const uint64_t begin : {0, 1, 150, 299, 300}) {
+  for (const uint64_t begin : {0u, 1u, 150u, 299u, 300u}) {
     std::vector<float> part(std::min<uint64_t>(7, 300 - begin));
     FillInitial(tensor, 9, begin, absl::MakeSpan(part));
     for (uint64_t i = 0; i < part.size(); ++i) {

@@ -94,7 +94,9 @@ def check_text(path, lines):
         yield limit, f"has {len(lines)} lines; want at most {limit}"
     if not path.endswith(CPP):
         return
-    if path.endswith(".h") and "#pragma once" not in lines:
+    # Highway includes an -inl.h once for each SIMD target.
+    once = path.endswith(".h") and not path.endswith("-inl.h")
+    if once and "#pragma once" not in lines:
         yield 1, "want '#pragma once'"
     for number, line in enumerate(lines, 1):
         if len(line) > COLUMNS:
@@ -115,8 +117,14 @@ def check_registered(root, path):
         if os.path.exists(listing):
             name = os.path.relpath(path, folder)
             with open(listing, encoding="utf-8") as file:
-                if re.search(r"(?<![\w/])" + re.escape(name), file.read()):
-                    return True
+                text = file.read()
+            if re.search(r"(?<![\w/])" + re.escape(name), text):
+                return True
+            # foreach(name a b) with ${name}_test.cc.
+            stem = re.escape(name[: -len("_test.cc")])
+            word = re.search(r"foreach\([^)]*(?<![\w/])" + stem + r"\b", text)
+            if word and "}_test.cc" in text:
+                return True
         folder = os.path.dirname(folder)
     return False
 

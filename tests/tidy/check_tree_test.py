@@ -118,6 +118,13 @@ class CheckTreeTest(unittest.TestCase):
         self.plant("tests/CMakeLists.txt", HASHED + "SRCS ps/other_f_test.cc\n")
         self.assertEqual(check_tree.check(self.folder.name), [])
 
+    def test_a_loop_over_names_registers_them(self):
+        loop = HASHED + "foreach(name f g)\n  SRCS ${name}_test.cc\n"
+        self.plant("tests/ps/CMakeLists.txt", loop)
+        self.assertEqual(check_tree.check(self.folder.name), [])
+        self.plant("tests/ps/h_test.cc", SLASHED)
+        self.expect_one("tests/ps/h_test.cc", "no CMakeLists.txt names")
+
     def test_a_longer_name_does_not_register_a_shorter_one(self):
         self.plant("tests/ps/CMakeLists.txt", HASHED + "SRCS my_f_test.cc\n")
         self.expect_one("tests/ps/f_test.cc", "no CMakeLists.txt names")

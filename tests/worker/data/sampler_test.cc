@@ -98,7 +98,7 @@ TEST(SamplerTest, CutsTheTextIntoWindowsWithATargetEach) {
 // Whoever computes which micro-batch, each window occurs once an epoch, also
 // where a step straddles two epochs.
 TEST(SamplerTest, EveryEpochReadsEveryTrainingWindowOnce) {
-  for (const uint64_t bytes : {200, 401, 555}) {
+  for (const uint64_t bytes : {200u, 401u, 555u}) {
     const auto sampler = Sampler::Create(SmallJob(), bytes);
     ASSERT_TRUE(sampler.ok()) << sampler.status();
     const uint64_t count = sampler->train_samples();
