@@ -165,6 +165,36 @@ absl::Status TakeSection(const Table& table, const Place& place,
   return absl::OkStatus();
 }
 
+// yaml-cpp reads other bytes and writes them as question marks.
+bool IsUtf8(absl::string_view text) {
+  while (!text.empty()) {
+    const auto lead = static_cast<uint8_t>(text[0]);
+    const size_t bytes = lead < 0x80   ? 1
+                         : lead < 0xe0 ? 2
+                         : lead < 0xf0 ? 3
+                                       : 4;
+    if (bytes > text.size() || (lead >= 0x80 && lead < 0xc0)) {
+      return false;
+    }
+    uint32_t point = bytes == 1 ? lead : lead & (0x7fu >> bytes);
+    for (size_t i = 1; i < bytes; ++i) {
+      const auto next = static_cast<uint8_t>(text[i]);
+      if ((next & 0xc0) != 0x80) {
+        return false;
+      }
+      point = (point << 6) | (next & 0x3f);
+    }
+    // The least value that needs so many bytes; surrogates; the last value.
+    static constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+    if (lead >= 0xf8 || point < kLeast[bytes] || point > 0x10ffff ||
+        (point >= 0xd800 && point < 0xe000)) {
+      return false;
+    }
+    text.remove_prefix(bytes);
+  }
+  return true;
+}
+
 // Whether a document marker stands after something that is not a comment.
 bool HasSecondDocument(absl::string_view text) {
   bool content = false;
@@ -189,6 +219,9 @@ absl::Status TakeFile(const Table& table, const std::string& path,
     return Wrong(
         path, absl::StrCat("cannot read the job file: ",
                            errno != 0 ? std::strerror(errno) : "it is empty"));
+  }
+  if (!IsUtf8(text.str())) {
+    return Wrong(path, "is not UTF-8 text");
   }
   // YAML::LoadAll never ends on a text that starts with a comma, so the one
   // document is loaded alone.
@@ -222,6 +255,9 @@ absl::Status TakeOverride(const Table& table, const std::string& text,
   if (equals == std::string::npos || equals == 0) {
     return Wrong(absl::StrCat("--set ", text),
                  "want section.key=value, such as worker.memory=64MiB");
+  }
+  if (!IsUtf8(text)) {
+    return Wrong(absl::StrCat("--set ", text), "is not UTF-8 text");
   }
   const std::string name = text.substr(0, equals);
   const YAML::Node value = YAML::Load(text.substr(equals + 1));

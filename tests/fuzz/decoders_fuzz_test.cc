@@ -104,6 +104,20 @@ TEST_F(JobFileFuzzTest, ATextThatStartsWithACommaIsRefused) {
   EXPECT_FALSE(Load("}").ok());
 }
 
+// Found by this test: such a path would be another one in config.yaml.
+TEST_F(JobFileFuzzTest, ATextThatIsNotUtf8IsRefused) {
+  const std::string job = kJob;
+  for (const char* bad :
+       {"\x80", "\xbf\xbf", "\xc3", "\xc0\xaf", "\xed\xa0\x80",
+        "\xf4\x90\x80\x80", "\xf8\x88\x80\x80\x80"}) {
+    EXPECT_FALSE(Load(job + "# " + bad + "\n").ok());
+  }
+  for (const char* good :
+       {"\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x9a\xa2", "\xf4\x8f\xbf\xbf"}) {
+    EXPECT_TRUE(Load(job + "# " + good + "\n").ok()) << good;
+  }
+}
+
 TEST_F(JobFileFuzzTest, OneDocumentIsWanted) {
   const std::string job = kJob;
   EXPECT_TRUE(Load("# a comment\n---\n" + job).ok());
