@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// ballast-worker: computes the micro-batches that the coordinator assigns.
+// Exit 0: told to exit. 1: failed. 2: usage. 78: the job cannot run here.
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/job_file.h"
+#include "common/log.h"
+#include "common/memory_setup.h"
+#include "worker/worker.h"
+
+namespace ballast {
+namespace {
+
+constexpr int kExitFailed = 1;
+constexpr int kExitUsage = 2;
+constexpr int kExitConfiguration = 78;
+
+int Fail(const absl::Status& status, int code) {
+  LogEvent(Severity::kError, "failed",
+           {{"code", absl::StatusCodeToString(status.code())},
+            {"why", status.message()}});
+  return code;
+}
+
+bool IsConfiguration(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
+         absl::IsPermissionDenied(status) || absl::IsResourceExhausted(status);
+}
+
+int Main(const std::string& config, const std::string& coordinator,
+         uint32_t index) {
+  const std::string name = absl::StrCat("worker-", index);
+  SetLogRole(name);
+  const auto file = LoadJobFile(config, {});
+  if (!file.ok()) {
+    return Fail(file.status(), kExitConfiguration);
+  }
+  const auto worker = Worker::Create(file->job, coordinator, name);
+  if (!worker.ok()) {
+    return Fail(worker.status(), IsConfiguration(worker.status())
+                                     ? kExitConfiguration
+                                     : kExitFailed);
+  }
+  const absl::Status status = (*worker)->Run();
+  return status.ok() ? 0 : Fail(status, kExitFailed);
+}
+
+}  // namespace
+}  // namespace ballast
+
+int main(int argc, char** argv) {
+  ballast::KeepHeapMemory();
+  CLI::App app("Computes the micro-batches that the coordinator assigns.",
+               "ballast-worker");
+  std::string config;
+  std::string coordinator;
+  uint32_t index = 0;
+  app.add_option("--config", config, "Job file")->required();
+  app.add_option("--coordinator", coordinator, "host:port")->required();
+  app.add_option("--index", index, "Number of this worker, from 0")->required();
+  app.footer(
+      "Exit codes: 0 told to exit, 1 failed, 2 usage, 78 the job cannot run "
+      "here.\nExample: ballast-worker --config runs/austen/config.yaml "
+      "--coordinator 127.0.0.1:7400 --index 0");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : ballast::kExitUsage;
+  }
+  return ballast::Main(config, coordinator, index);
+}
