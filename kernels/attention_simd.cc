@@ -204,20 +204,21 @@ void Attention(const AttentionShape& shape, uint64_t sequence, uint64_t kv_head,
 // Packed operands of the backward pass: three of the whole head, the others of
 // one block.
 struct GradBlocks {
-  GradBlocks(const Head& head, float* scratch) {
-    Pieces pieces(scratch);
-    const uint64_t tokens = RoundUp(head.tokens, kBlock);
-    for (float** whole : {&queries, &douts, &dqueries}) {
-      *whole = pieces.Take(tokens * head.width);
-    }
-    for (float** block :
-         {&keys, &keys_transposed, &values_transposed, &dkeys, &dvalues}) {
-      *block = pieces.Take(kBlock * head.width);
-    }
-    scores = pieces.Take(kScores);
-    dscores = pieces.Take(kScores);
-    row_terms = pieces.Take(tokens);
-  }
+  GradBlocks(const Head& head, Pieces pieces)
+      : tokens(RoundUp(head.tokens, kBlock)),
+        queries(pieces.Take(tokens * head.width)),
+        douts(pieces.Take(tokens * head.width)),
+        dqueries(pieces.Take(tokens * head.width)),
+        keys(pieces.Take(kBlock * head.width)),
+        keys_transposed(pieces.Take(kBlock * head.width)),
+        values_transposed(pieces.Take(kBlock * head.width)),
+        dkeys(pieces.Take(kBlock * head.width)),
+        dvalues(pieces.Take(kBlock * head.width)),
+        scores(pieces.Take(kScores)),
+        dscores(pieces.Take(kScores)),
+        row_terms(pieces.Take(tokens)) {}
+
+  uint64_t tokens;  // Of whole blocks.
   float* queries;
   float* douts;
   float* dqueries;
@@ -318,13 +319,12 @@ void AttentionGrad(const AttentionShape& shape, uint64_t sequence,
                    float* scratch) {
   for (uint64_t member = 0; member < shape.heads / shape.kv_heads; ++member) {
     const Head head(shape, sequence, kv_head, member);
-    const GradBlocks blocks(head, scratch);
-    const uint64_t padded = RoundUp(shape.tokens, kBlock);
+    const GradBlocks blocks(head, Pieces(scratch));
     RowTerms(head, out, dout, blocks.row_terms);
-    Pack(shape.tokens, head.size, q + head.q, head.q_stride, padded, head.width,
-         blocks.queries);
-    Pack(shape.tokens, head.size, dout + head.out, head.out_stride, padded,
-         head.width, blocks.douts);
+    Pack(shape.tokens, head.size, q + head.q, head.q_stride, blocks.tokens,
+         head.width, blocks.queries);
+    Pack(shape.tokens, head.size, dout + head.out, head.out_stride,
+         blocks.tokens, head.width, blocks.douts);
     for (uint64_t key = 0; key < shape.tokens; key += kBlock) {
       const uint64_t rows = head.RowsFrom(key);
       const uint64_t at = head.kv + key * head.kv_stride;

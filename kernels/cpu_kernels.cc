@@ -20,7 +20,7 @@ namespace {
 
 // Pieces of element-wise work: long enough to outweigh handing them out, short
 // enough to share evenly.
-constexpr uint64_t kPieceElems = 16 * 1024;
+constexpr uint64_t kPieceElems = uint64_t{16} * 1024;
 // Rows whose gradients of gamma and beta are summed together.
 constexpr uint64_t kNormRows = 32;
 // Columns summed by one task: whole cache lines, of whole pages at best.

@@ -39,12 +39,10 @@ HWY_INLINE GeluTerms TermsOf(FloatTag d, Float x) {
   const Float one = hn::Set(d, 1.0f);
   const Float slope = hn::MulAdd(hn::Mul(x, x), hn::Set(d, kGeluCubic),
                                  hn::Set(d, kGeluLinear));
-  GeluTerms terms;
-  terms.t = hn::Exp(d, hn::Neg(hn::Abs(hn::Mul(x, slope))));
-  terms.inverse = hn::Div(one, hn::Add(one, terms.t));
-  terms.sigmoid = hn::Mul(terms.inverse,
-                          hn::IfThenElse(hn::Lt(x, hn::Zero(d)), terms.t, one));
-  return terms;
+  const Float t = hn::Exp(d, hn::Neg(hn::Abs(hn::Mul(x, slope))));
+  const Float inverse = hn::Div(one, hn::Add(one, t));
+  const auto negative = hn::Lt(x, hn::Zero(d));
+  return {t, inverse, hn::Mul(inverse, hn::IfThenElse(negative, t, one))};
 }
 
 void Gelu(uint64_t count, const float* x, float* y) {

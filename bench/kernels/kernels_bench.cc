@@ -117,9 +117,9 @@ class Block {
     return 6.0 * 12.0 * static_cast<double>(rows_ * width_ * width_);
   }
   double AttentionFlops() const {
-    const auto pairs = static_cast<double>(
-        attention_.tokens * (attention_.tokens + 1) / 2 * attention_.batch);
-    return (2 + 5) * 2.0 * pairs * static_cast<double>(width_);
+    const uint64_t pairs = attention_.tokens * (attention_.tokens + 1) / 2;
+    return (2 + 5) * 2.0 *
+           static_cast<double>(pairs * attention_.batch * width_);
   }
 
   void Forward() {

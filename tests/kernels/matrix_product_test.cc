@@ -26,6 +26,7 @@ std::vector<float> Rounded(std::vector<float> values, DType dtype) {
 
 std::vector<uint16_t> Bits(const std::vector<float>& values) {
   std::vector<uint16_t> bits;
+  bits.reserve(values.size());
   for (const float value : values) bits.push_back(ToBF16(value));
   return bits;
 }
