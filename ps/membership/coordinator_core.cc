@@ -427,6 +427,7 @@ void CoordinatorCore::Settle(absl::Time now) {
 }
 
 CoreActions CoordinatorCore::TakeActions() {
+  lines_out_ = metrics_.next_step();
   return std::exchange(actions_, CoreActions());
 }
 

@@ -206,8 +206,9 @@ class CoordinatorCore {
   EvaluationPass evaluation_;
   HashCollector hash_;
   MetricsCollector metrics_;
-  std::optional<StepCore> step_;                  // From loading on.
-  std::optional<ChunkTable> table_;               // From loading on.
+  uint64_t lines_out_ = 0;           // Steps below have their line written.
+  std::optional<StepCore> step_;     // From loading on.
+  std::optional<ChunkTable> table_;  // From loading on.
   std::optional<CheckpointManifest> checkpoint_;  // Resumed from.
   v1::Placement placement_;
 

@@ -317,9 +317,8 @@ void CoordinatorCore::Prune() {
   }
   const StepKey lowest = checkpoints_.standing().begin()->first;
   for (auto key = log_.begin(); key != log_.end() && *key < lowest;) {
-    // A line of metrics that is still open is derived from its record.
-    if (key->timeline == identity_.timeline &&
-        key->step >= metrics_.next_step()) {
+    // A line of metrics that is not written yet may need its record.
+    if (key->timeline == identity_.timeline && key->step >= lines_out_) {
       break;
     }
     actions_.changes.push_back(DeleteDecision(*key));

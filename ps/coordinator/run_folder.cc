@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ps/coordinator/run_folder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+
+namespace ballast {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A line takes some 500 bytes: this is two million steps.
+constexpr uint64_t kHistoryBytesMax = uint64_t{1} << 30;
+
+absl::StatusOr<StorageFile> OpenAppending(const std::string& path) {
+  StorageFile file;
+  file.path = path;
+  file.fd = UniqueFd(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!file.fd.valid()) {
+    return ErrnoError(errno, absl::StrCat("cannot open ", path));
+  }
+  return file;
+}
+
+// Lines of a JSON-lines file by their step, up to `last`. Torn lines are left
+// out; a missing file has none.
+absl::StatusOr<std::map<uint64_t, std::string>> ReadLines(
+    const std::string& path, uint64_t last) {
+  std::map<uint64_t, std::string> lines;
+  absl::StatusOr<std::string> text = ReadFile(path, kHistoryBytesMax);
+  if (absl::IsNotFound(text.status())) {
+    return lines;
+  }
+  BALLAST_RETURN_IF_ERROR(text.status());
+  for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
+    const Json parsed = Json::parse(line.begin(), line.end(), nullptr,
+                                    /*allow_exceptions=*/false);
+    if (!parsed.is_object() || !parsed.contains("step") ||
+        !parsed["step"].is_number_unsigned()) {
+      continue;
+    }
+    const auto step = parsed["step"].get<uint64_t>();
+    if (step <= last) {
+      lines[step] = std::string(line);
+    }
+  }
+  return lines;
+}
+
+absl::Status WriteLines(const std::string& path,
+                        const std::map<uint64_t, std::string>& lines) {
+  std::string text;
+  for (const auto& [step, line] : lines) {
+    absl::StrAppend(&text, line, "\n");
+  }
+  return WriteFileAtomically(path, text);
+}
+
+}  // namespace
+
+std::string MetricsJson(const StepMetrics& metrics) {
+  const v1::Decision& decision = metrics.decision;
+  const auto measured = [&metrics](auto value) {
+    return metrics.measured ? Json(value) : Json();
+  };
+  Json line;
+  line["step"] = decision.step();
+  line["loss"] = decision.loss();
+  line["lr"] = decision.learning_rate();
+  line["grad_norm"] = decision.grad_norm();
+  line["grad_norm_clipped"] =
+      decision.skip() ? Json() : Json(decision.grad_norm_clipped());
+  line["tokens"] = decision.tokens();
+  line["tokens_per_s"] =
+      metrics.step_seconds > 0.0
+          ? Json(static_cast<double>(decision.tokens()) / metrics.step_seconds)
+          : Json();
+  line["skipped"] = decision.skip();
+  if (decision.skip()) {
+    line["skip_reason"] = decision.skip_reason();
+  }
+  line["workers"] = decision.workers();
+  line["servers"] = decision.servers();
+  line["generation"] = decision.generation();
+  line["timeline"] = decision.timeline();
+  if (!metrics.state_hash.empty()) {
+    line["state_hash"] = metrics.state_hash;
+  }
+  line["pushed_bytes"] = measured(metrics.pushed_bytes);
+  line["fetched_bytes"] = measured(metrics.fetched_bytes);
+  line["minor_faults"] =
+      measured(metrics.worker_faults + metrics.server_faults);
+  line["forward_s"] = measured(metrics.forward_seconds);
+  line["backward_s"] = measured(metrics.backward_seconds);
+  line["fetch_wait_s"] = measured(metrics.fetch_wait_seconds);
+  line["push_wait_s"] = measured(metrics.push_wait_seconds);
+  line["update_s"] = measured(metrics.update_seconds);
+  line["step_s"] = measured(metrics.step_seconds);
+  return line.dump();
+}
+
+std::string EvaluationJson(const EvaluationRecord& evaluation) {
+  Json line;
+  line["step"] = evaluation.at.step;
+  line["timeline"] = evaluation.at.timeline;
+  line["validation_loss"] = evaluation.loss;
+  line["seconds"] = evaluation.seconds;
+  return line.dump();
+}
+
+absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(
+    const std::string& dir) {
+  BALLAST_RETURN_IF_ERROR(MakeDirectories(dir));
+  std::error_code error;
+  const std::string absolute = std::filesystem::canonical(dir, error).string();
+  if (error) {
+    return ErrnoError(error.value(), absl::StrCat("cannot open ", dir));
+  }
+  std::unique_ptr<RunFolder> folder(new RunFolder(absolute));
+  BALLAST_RETURN_IF_ERROR(MakeDirectories(folder->checkpoints_dir()));
+  BALLAST_RETURN_IF_ERROR(folder->OpenForAppend());
+  return folder;
+}
+
+std::string RunFolder::ManifestPath(uint64_t step) const {
+  return absl::StrFormat("%s/step-%08d/manifest.json", checkpoints_dir(), step);
+}
+
+absl::Status RunFolder::OpenForAppend() {
+  BALLAST_ASSIGN_OR_RETURN(metrics_,
+                           OpenAppending(absl::StrCat(dir_, "/metrics.jsonl")));
+  BALLAST_ASSIGN_OR_RETURN(
+      evaluations_, OpenAppending(absl::StrCat(dir_, "/evaluations.jsonl")));
+  return absl::OkStatus();
+}
+
+absl::Status RunFolder::Reconcile(const RunState& state, uint64_t step) {
+  std::map<uint64_t, std::string> metrics;
+  BALLAST_ASSIGN_OR_RETURN(metrics, ReadLines(metrics_.path, step));
+  for (const v1::Decision& decision : state.History()) {
+    if (decision.step() <= step && !metrics.contains(decision.step())) {
+      StepMetrics line;
+      line.decision = decision;
+      line.measured = false;
+      metrics[decision.step()] = MetricsJson(line);
+    }
+  }
+  BALLAST_RETURN_IF_ERROR(WriteLines(metrics_.path, metrics));
+
+  std::map<uint64_t, std::string> evaluations;
+  BALLAST_ASSIGN_OR_RETURN(evaluations, ReadLines(evaluations_.path, step));
+  for (const auto& [key, loss] : state.evaluations) {
+    if (key.step <= step && !evaluations.contains(key.step)) {
+      evaluations[key.step] = EvaluationJson({key, loss, 0.0});
+    }
+  }
+  BALLAST_RETURN_IF_ERROR(WriteLines(evaluations_.path, evaluations));
+  // The files were replaced.
+  BALLAST_RETURN_IF_ERROR(OpenForAppend());
+
+  std::set<std::string> listed;
+  for (const auto& [key, path] : state.checkpoints) {
+    listed.insert(path);
+  }
+  std::error_code error;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(checkpoints_dir(), error)) {
+    const std::string manifest = (entry.path() / "manifest.json").string();
+    if (entry.path().filename().string().rfind("step-", 0) == 0 &&
+        !listed.contains(manifest)) {
+      LogEvent(Severity::kInfo, "unlogged_checkpoint_removed",
+               {{"path", manifest}});
+      BALLAST_RETURN_IF_ERROR(RemoveManifest(manifest));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunFolder::AppendMetrics(const std::vector<StepMetrics>& lines) {
+  std::string text;
+  for (const StepMetrics& line : lines) {
+    absl::StrAppend(&text, MetricsJson(line), "\n");
+  }
+  return WriteFully(metrics_, text);
+}
+
+absl::Status RunFolder::AppendEvaluations(
+    const std::vector<EvaluationRecord>& lines) {
+  std::string text;
+  for (const EvaluationRecord& line : lines) {
+    absl::StrAppend(&text, EvaluationJson(line), "\n");
+  }
+  return WriteFully(evaluations_, text);
+}
+
+absl::Status RunFolder::Sync() {
+  if (fsync(metrics_.fd.get()) != 0) {
+    return ErrnoError(errno, absl::StrCat("cannot sync ", metrics_.path));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunFolder::RemoveManifest(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(std::filesystem::path(path).parent_path(), error);
+  if (error) {
+    return ErrnoError(error.value(), absl::StrCat("cannot remove ", path));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunFolder::WriteSummary(const std::string& json) {
+  return WriteFileAtomically(absl::StrCat(dir_, "/summary.json"), json);
+}
+
+absl::Status RunFolder::WriteConfig(const std::string& yaml) {
+  return WriteFileAtomically(absl::StrCat(dir_, "/config.yaml"), yaml);
+}
+
+absl::Status RunFolder::WriteAddress(const std::string& address) {
+  return WriteFileAtomically(absl::StrCat(dir_, "/coordinator.address"),
+                             absl::StrCat(address, "\n"));
+}
+
+void RunFolder::RemoveAddress() {
+  unlink(absl::StrCat(dir_, "/coordinator.address").c_str());
+}
+
+}  // namespace ballast
