@@ -17,6 +17,9 @@ namespace {
 constexpr uint64_t kReplyBytes = 4 << 20;
 constexpr size_t kRequestsMax = 4096;  // Waiting on one stream.
 constexpr size_t kAheadItemsMax = 64;
+constexpr absl::Duration kOldReplyMax = absl::Milliseconds(500);
+// A worker that computes while its next unit waits in the socket is not slow.
+constexpr absl::Duration kReplyMax = absl::Seconds(15);
 // Copies up to this come from the heap.
 constexpr uint64_t kSmallCopyBytes = 16 << 10;
 
@@ -76,9 +79,11 @@ void FetchServer::OnMessage(uint64_t id, absl::StatusOr<BulkMessage> message) {
   } else {
     stream.requests.push_back({message->header(), 0});
   }
-  // The errors of a peer that never reads must not pile up.
   if (stream.errors.size() < kRequestsMax) {
     stream.link->Read();
+  } else {  // A peer that never reads its errors.
+    stream.finished = true;
+    stream.link->Finish(absl::ResourceExhaustedError("too many errors"));
   }
 }
 
@@ -107,9 +112,11 @@ void FetchServer::OnGone(uint64_t id) {
   streams_.erase(found);
 }
 
-void FetchServer::CancelSlow(absl::Time time) {
+void FetchServer::CancelSlow(uint64_t version, absl::Time now) {
   for (auto& [id, stream] : streams_) {
-    if (stream.writing_since && *stream.writing_since < time) {
+    const absl::Duration patience =
+        stream.writing_version < version ? kOldReplyMax : kReplyMax;
+    if (stream.writing_since && now - *stream.writing_since > patience) {
       stream.link->Cancel();
     }
   }
@@ -133,6 +140,7 @@ void FetchServer::PumpStream(Stream* stream, absl::Time now) {
     }
     if (!stream->writing_since && !stream->errors.empty()) {
       stream->writing_since = now;
+      stream->writing_version = 0;
       stream->link->Write(stream->errors.front());
       stream->errors.pop_front();
     }
@@ -330,6 +338,7 @@ bool FetchServer::WriteReply(Stream* stream, absl::Time now) {
   }
   sent_bytes_ += bytes;
   stream->writing_since = now;
+  stream->writing_version = header.step;
   stream->link->Write(MakeBulkMessage(header, std::move(payloads)));
   return true;
 }

@@ -39,9 +39,10 @@ class FetchServer final : public BulkStreamHandler {
 
   // Answers what can be answered and reads ahead.
   void Pump(absl::Time now);
-  // Breaks off streams whose reply has been on its way since before `time`:
-  // they hold memory that the update needs.
-  void CancelSlow(absl::Time time);
+  // The update to `version` needs memory that replies on their way hold: breaks
+  // off streams that are slow to take one. No worker of the step still reads an
+  // older version, so those get little patience.
+  void CancelSlow(uint64_t version, absl::Time now);
 
   uint64_t sent_bytes() const { return sent_bytes_; }
 
@@ -55,6 +56,7 @@ class FetchServer final : public BulkStreamHandler {
     std::deque<Request> requests;
     std::deque<grpc::ByteBuffer> errors;
     std::optional<absl::Time> writing_since;
+    uint64_t writing_version = 0;  // Of the reply on its way.
     bool half_closed = false;
     bool finished = false;
     // Images that later items name. weak: memory may be needed elsewhere.

@@ -108,6 +108,9 @@ void PushServer::OnMessage(uint64_t id, absl::StatusOr<BulkMessage> message) {
   }
   if (stream.replies.size() < kRepliesMax) {
     stream.link->Read();
+  } else {  // A peer that never reads its acknowledgements.
+    stream.finished = true;
+    stream.link->Finish(absl::ResourceExhaustedError("too many replies"));
   }
 }
 

@@ -19,11 +19,6 @@ namespace ballast {
 namespace {
 
 constexpr absl::Duration kIdleWait = absl::Milliseconds(50);
-// An old version still on its way to a reader when the update wants its
-// memory: no worker of the step does that, so little patience is enough.
-constexpr absl::Duration kOldReplyMax = absl::Seconds(1);
-// A worker that computes while its next unit waits in the socket is not slow.
-constexpr absl::Duration kReplyMax = absl::Seconds(15);
 constexpr absl::Duration kStatsEvery = absl::Milliseconds(20);
 
 std::optional<Hash128> ParseRunId(absl::string_view hex) {
@@ -163,7 +158,7 @@ void ShardEngine::Turn() {
     }
     StartUpdate();
     StartCollecting();
-    busy = update_->Work(now_);
+    busy = update_->Work();
     if (update_->gradients() != nullptr) {
       busy |= update_->gradients()->Work();
     }
@@ -176,7 +171,9 @@ void ShardEngine::Turn() {
     MaybeVote(/*again=*/false);
     checkpoints_->Work();
     MaybeDigest();
-    BreakStalls();
+    if (update_->blocked()) {
+      fetch_.CancelSlow(update_->decision().step(), now_);
+    }
     DropLog();
     if (now_ - published_ >= kStatsEvery) {
       PublishStats();
@@ -270,7 +267,9 @@ void ShardEngine::MaybeVote(bool again) {
 }
 
 void ShardEngine::StartUpdate() {
-  if (update_->active()) {
+  const bool digests_first =
+      digests_wanted_ && directive_->state_hash_step() == version_;
+  if (update_->active() || digests_first) {
     return;
   }
   const auto next = decisions_.find(version_ + 1);
@@ -322,16 +321,6 @@ void ShardEngine::DropLog() {
   if (log_done_ < version_ && pool_.in_flight == 0) {
     log_done_ = version_;
     log_->DropThrough(version_);
-  }
-}
-
-void ShardEngine::BreakStalls() {
-  const std::optional<absl::Time> since = update_->blocked_since();
-  if (!since) {
-    return;
-  }
-  if (now_ - *since > kOldReplyMax) {
-    fetch_.CancelSlow(now_ - kReplyMax);
   }
 }
 

@@ -76,7 +76,6 @@ class ShardEngine {
   void MaybeVote(bool again);
   void MaybeDigest();
   bool FillDigests(ChunkState* chunk);
-  void BreakStalls();
   void DropLog();
   void Confirm(uint64_t step);
   void Report(v1::ReportRequest request);

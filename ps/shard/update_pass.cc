@@ -32,7 +32,7 @@ void UpdatePass::Start(const v1::Decision& decision,
   gradients_ = std::move(gradients);
   started_ = now;
   next_ = 0;
-  blocked_since_.reset();
+  blocked_ = false;
   if (decision.skip()) {
     for (ChunkState& chunk : options_.chunks->chunks()) {
       chunk.version = decision.step();
@@ -81,7 +81,7 @@ bool UpdatePass::IsReady(const ChunkState& chunk) const {
          !gradients_->Ready(next_).empty();
 }
 
-bool UpdatePass::Work(absl::Time now) {
+bool UpdatePass::Work() {
   if (!active() || IsDone()) {
     return false;
   }
@@ -98,11 +98,7 @@ bool UpdatePass::Work(absl::Time now) {
   if (chunk.save_pending) {
     options_.save_now(&chunk);
   }
-  if (!has_room || !IsFree(chunk)) {
-    blocked_since_ = blocked_since_.value_or(now);
-  } else {
-    blocked_since_.reset();
-  }
+  blocked_ = !has_room || !IsFree(chunk);
   if (!has_room || chunk.save_pending || !IsReady(chunk)) {
     return false;
   }

@@ -43,16 +43,16 @@ class UpdatePass {
   const v1::Decision& decision() const { return *decision_; }
 
   // Updates a chunk if the next one is ready; true when it did.
-  bool Work(absl::Time now);
+  bool Work();
   // All chunks are at the decision's version; ends the pass.
   bool IsDone() const { return next_ == options_.chunks->chunks().size(); }
   double Finish(absl::Time now);
 
   // The gradients that are being used; null outside of a pass.
   StepGradients* gradients() { return gradients_.get(); }
-  // Since when the next chunk waits for replies on their way to let go of its
-  // memory or of the window; nullopt: it does not.
-  std::optional<absl::Time> blocked_since() const { return blocked_since_; }
+  // The next chunk waits for replies on their way to let go of its memory or
+  // of the window's.
+  bool blocked() const { return active() && blocked_; }
   // "h.3.attn.c_attn.weight" while it waits, for people.
   std::string NextTensor() const;
 
@@ -71,7 +71,7 @@ class UpdatePass {
   std::unique_ptr<StepGradients> gradients_;
   size_t next_ = 0;
   absl::Time started_;
-  std::optional<absl::Time> blocked_since_;
+  bool blocked_ = false;
 };
 
 }  // namespace ballast
