@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ps/cli/run_folder.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+
+namespace ballast {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::Status MakeFolder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot make the folder ", path, ": ", error.message()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> Lock(const std::string& path) {
+  const std::string name = path + "/launcher.lock";
+  const int fd = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot write ", name, ": ", strerror(errno)));
+  }
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    close(fd);
+    return absl::FailedPreconditionError(absl::StrCat(
+        path,
+        " is in use by another `ballast train`; wait for it, stop it "
+        "with `ballast stop --run-dir ",
+        path, "`, or choose another run.dir"));
+  }
+  return fd;
+}
+
+absl::Status CheckSameNumerics(const Job& before, const Job& now,
+                               const std::string& config_path) {
+  const auto old_fields = NumericsFields(before);
+  const auto new_fields = NumericsFields(now);
+  for (const auto& [key, value] : new_fields) {
+    const auto it = std::find_if(
+        old_fields.begin(), old_fields.end(),
+        [&key = key](const auto& field) { return field.first == key; });
+    const std::string old_value = it == old_fields.end() ? "" : it->second;
+    if (old_value != value) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          key, " is ", value, ", but the run to resume was started with ",
+          old_value.empty() ? "none" : old_value, " (", config_path,
+          "; numerics ", HashHex(NumericsHash(now)), " and ",
+          HashHex(NumericsHash(before)),
+          "); give it back its value, or start a run of its own with another "
+          "run.dir"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckResume(const JobFile& file, bool resume,
+                         const std::string& job_path) {
+  const Job& job = file.job;
+  const std::string config_path = job.run.dir + "/config.yaml";
+  std::error_code error;
+  if (!resume) {
+    if (!HoldsRun(job)) {
+      return absl::OkStatus();
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        job.run.dir, " holds an earlier run; continue it with `ballast train ",
+        job_path,
+        " --resume`, or keep it and start anew with --set run.dir=DIR, or "
+        "remove it yourself"));
+  }
+  if (!HoldsRun(job) || !fs::exists(config_path, error)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("nothing to resume in ", job.run.dir,
+                     "; start without --resume, or name the run's folder with "
+                     "--set run.dir=DIR"));
+  }
+  BALLAST_ASSIGN_OR_RETURN(const JobFile before, LoadJobFile(config_path, {}));
+  return CheckSameNumerics(before.job, job, config_path);
+}
+
+}  // namespace
+
+absl::StatusOr<RunFolder> RunFolder::Open(const JobFile& file, bool resume,
+                                          const std::string& job_path) {
+  const std::string& path = file.job.run.dir;
+  // A refused resume must not leave an empty folder behind.
+  BALLAST_RETURN_IF_ERROR(CheckResume(file, resume, job_path));
+  BALLAST_RETURN_IF_ERROR(MakeFolder(path + "/logs"));
+  BALLAST_ASSIGN_OR_RETURN(const int lock, Lock(path));
+  RunFolder folder(path, lock);
+  // Another launcher may have come and gone before the lock was ours.
+  BALLAST_RETURN_IF_ERROR(CheckResume(file, resume, job_path));
+  BALLAST_RETURN_IF_ERROR(
+      WriteWhole(folder.config_path(), EffectiveYaml(file)));
+  return folder;
+}
+
+RunFolder::RunFolder(RunFolder&& other) noexcept
+    : path_(std::move(other.path_)),
+      lock_fd_(std::exchange(other.lock_fd_, -1)) {}
+
+RunFolder::~RunFolder() {
+  if (lock_fd_ >= 0) {
+    close(lock_fd_);
+  }
+}
+
+bool HoldsRun(const Job& job) {
+  // A file that is empty, a folder without entries: a start that came to
+  // nothing, such as one that found its port in use.
+  const auto filled = [](const std::string& path) {
+    std::error_code error;
+    return fs::exists(path, error) && !fs::is_empty(path, error);
+  };
+  return filled(job.run.dir + "/metrics.jsonl") ||
+         filled(job.run.dir + "/checkpoints") || filled(job.server.data_dir);
+}
+
+absl::Status CheckText(const Job& job) {
+  const std::string& path = job.data.path;
+  std::error_code error;
+  const auto wrong = [&path](absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("data.path ", path, " ", what));
+  };
+  if (!fs::exists(path, error)) {
+    return wrong(
+        "is not there; name a text file (`make data` fetches the example's)");
+  }
+  if (!fs::is_regular_file(path, error)) {
+    return wrong("is not a file; name a text file");
+  }
+  if (access(path.c_str(), R_OK) != 0) {
+    return wrong(absl::StrCat("cannot be read: ", strerror(errno)));
+  }
+  const uint64_t bytes = fs::file_size(path, error);
+  if (bytes == 0) {
+    return wrong("is empty; want text to train on");
+  }
+  if (bytes <= job.model.context) {
+    return wrong(absl::StrCat("has ", bytes, " bytes; want more than ",
+                              "model.context = ", job.model.context));
+  }
+  return absl::OkStatus();
+}
+
+std::string LastLines(const std::string& path, int count) {
+  std::ifstream file(path);
+  std::deque<std::string> lines;
+  for (std::string line; std::getline(file, line);) {
+    lines.push_back(line);
+    if (lines.size() > static_cast<size_t>(count)) {
+      lines.pop_front();
+    }
+  }
+  std::string text;
+  for (const std::string& line : lines) {
+    absl::StrAppend(&text, "  ", line, "\n");
+  }
+  return text;
+}
+
+absl::Status WriteWhole(const std::string& path, const std::string& text) {
+  const std::string temporary = path + ".new";
+  std::ofstream file(temporary, std::ios::trunc);
+  file << text;
+  file.close();
+  std::error_code error;
+  if (file) {
+    fs::rename(temporary, path, error);
+  }
+  if (!file || error) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot write ", path, ": ",
+                     error ? error.message() : std::string(strerror(errno))));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ballast

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The run folder as the launcher sees it: who may use it, and what it leaves
+// there. Nothing in it is ever wiped.
+
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/job_file.h"
+
+namespace ballast {
+
+// Holds the lock of a run folder while it lives: one launcher at a time.
+class RunFolder {
+ public:
+  // Makes the folder when it is not there, locks it, and writes the effective
+  // configuration to config.yaml. `job_path` is for messages.
+  //
+  // Errors:
+  //   FAILED_PRECONDITION  it holds a run and not `resume`; none and `resume`;
+  //   another launcher has it; it
+  //                        cannot be made or written.
+  //   INVALID_ARGUMENT     resuming with other numerics: names the first field
+  //                        that differs, both values and both hashes.
+  static absl::StatusOr<RunFolder> Open(const JobFile& file, bool resume,
+                                        const std::string& job_path);
+  RunFolder(RunFolder&& other) noexcept;
+  RunFolder& operator=(RunFolder&&) = delete;
+  ~RunFolder();
+
+  const std::string& path() const { return path_; }
+  std::string config_path() const { return path_ + "/config.yaml"; }
+  std::string log_path(const std::string& name) const {
+    return path_ + "/logs/" + name + ".log";
+  }
+  std::string checkpoints_path() const { return path_ + "/checkpoints"; }
+
+ private:
+  RunFolder(std::string path, int lock_fd)
+      : path_(std::move(path)), lock_fd_(lock_fd) {}
+
+  std::string path_;
+  int lock_fd_;
+};
+
+// Whether run.dir or server.data_dir holds what only a run that got as far as
+// its servers leaves: steps, checkpoints or records.
+bool HoldsRun(const Job& job);
+
+// What can be said of data.path before anything starts.
+// Errors: INVALID_ARGUMENT  not there, not a file, empty, or shorter than a
+//         sequence.
+absl::Status CheckText(const Job& job);
+
+// The last `count` lines of a file, each after two spaces; empty when it cannot
+// be read.
+std::string LastLines(const std::string& path, int count);
+
+// Writes a whole file: to a temporary name, then renamed.
+absl::Status WriteWhole(const std::string& path, const std::string& text);
+
+}  // namespace ballast

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ballast train`: a whole cluster on this machine, from one job file.
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/job_file.h"
+#include "ps/cli/run_folder.h"
+#include "ps/cli/text_table.h"
+#include "ps/cli/tool.h"
+#include "ps/cli/training.h"
+
+namespace ballast {
+namespace {
+
+struct Arguments {
+  TrainingOptions options;
+  std::vector<std::string> set;
+  uint32_t servers = 0;  // 0: as the job says.
+  uint32_t workers = 0;
+  bool print_config = false;
+};
+
+void PrintConfig(const JobFile& file) {
+  std::vector<std::vector<std::string>> rows;
+  for (const ConfigEntry& entry : file.entries) {
+    rows.push_back({entry.key, entry.value, absl::StrCat("# ", entry.source)});
+  }
+  std::fputs(FormatTable(rows).c_str(), stdout);
+}
+
+int Train(const Arguments& arguments, const Surroundings& surroundings) {
+  std::vector<std::string> set = arguments.set;
+  if (arguments.servers > 0) {
+    set.push_back(absl::StrCat("server.count=", arguments.servers));
+  }
+  if (arguments.workers > 0) {
+    set.push_back(absl::StrCat("worker.count=", arguments.workers));
+  }
+  const absl::StatusOr<JobFile> file =
+      LoadJobFile(arguments.options.job_path, set);
+  if (!file.ok()) {
+    return Fail(file.status(), kExitBadConfig);
+  }
+  if (arguments.print_config) {
+    PrintConfig(*file);
+    return kExitDone;
+  }
+  const absl::Status text = CheckText(file->job);
+  if (!text.ok()) {
+    return Fail(text, kExitBadConfig);
+  }
+  const absl::StatusOr<RunFolder> folder = RunFolder::Open(
+      *file, arguments.options.resume, arguments.options.job_path);
+  if (!folder.ok()) {
+    return Fail(folder.status(), absl::IsInvalidArgument(folder.status())
+                                     ? kExitBadConfig
+                                     : kExitFailed);
+  }
+  return RunTraining(*file, *folder, arguments.options, surroundings);
+}
+
+}  // namespace
+
+void AddTrainCommand(CLI::App* app, const Surroundings& surroundings,
+                     Action* action) {
+  auto arguments = std::make_shared<Arguments>();  // Lives in the callback.
+  CLI::App* command = app->add_subcommand(
+      "train", "Run a whole cluster on this machine until the job is done.");
+  command->add_option("job", arguments->options.job_path, "Job file (YAML).")
+      ->required()
+      ->type_name("JOB.yaml");
+  command
+      ->add_option("--servers", arguments->servers,
+                   "Shard servers. Default: server.count of the job.")
+      ->check(CLI::PositiveNumber.description(""))
+      ->type_name("N");
+  command
+      ->add_option("--workers", arguments->workers,
+                   "Workers. Default: worker.count of the job.")
+      ->check(CLI::PositiveNumber.description(""))
+      ->type_name("M");
+  command
+      ->add_option("--set", arguments->set,
+                   "Override a key of the job; the value is YAML. May be "
+                   "repeated.")
+      ->expected(1)
+      ->take_all()
+      ->allow_extra_args(false)
+      ->type_name("KEY=VALUE");
+  command->add_flag("--resume", arguments->options.resume,
+                    "Continue from the newest checkpoint of the run folder.");
+  command
+      ->add_option("--stop-after", arguments->options.stop_after,
+                   "End after this step, with a checkpoint. Default: "
+                   "run.steps.")
+      ->check(CLI::PositiveNumber.description(""))
+      ->type_name("STEP");
+  command->add_flag("--keep", arguments->options.keep,
+                    "Hold the cluster up after the last step, until Ctrl-C or "
+                    "`ballast stop`.");
+  command->add_flag("--print-config", arguments->print_config,
+                    "Print every key, its value and where it comes from; "
+                    "start nothing.");
+  command->footer(HelpFooter(
+      "Starts a coordinator, shard servers and workers as processes, shows "
+      "progress, and\nends them all. The run folder (run.dir) gets "
+      "config.yaml, "
+      "metrics.jsonl,\nsummary.json, checkpoints/ and logs/. Ctrl-C finishes "
+      "the step in flight, writes a\ncheckpoint and ends; a second one ends at "
+      "once.",
+      "0 done, or stopped in good order   1 failed, or ended at once\n  2 "
+      "usage   78 bad configuration",
+      "ballast train examples/austen.yaml --workers 2 --set run.seed=7"));
+  command->callback([action, arguments, surroundings] {
+    *action = [arguments, surroundings] {
+      return Train(*arguments, surroundings);
+    };
+  });
+}
+
+}  // namespace ballast
