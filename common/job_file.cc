@@ -216,9 +216,10 @@ absl::Status TakeFile(const Table& table, const std::string& path,
   std::ifstream file(path);
   std::ostringstream text;
   if (!file || !(text << file.rdbuf())) {
-    return Wrong(
-        path, absl::StrCat("cannot read the job file: ",
-                           errno != 0 ? std::strerror(errno) : "it is empty"));
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): glibc keeps a text for each
+    // thread.
+    const char* const why = errno != 0 ? std::strerror(errno) : "it is empty";
+    return Wrong(path, absl::StrCat("cannot read the job file: ", why));
   }
   if (!IsUtf8(text.str())) {
     return Wrong(path, "is not UTF-8 text");

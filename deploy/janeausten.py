@@ -136,4 +136,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, ValueError, KeyError, EOFError, zlib.error) as error:
+        sys.exit(f"error: {sys.argv[1]}.rdx and .rdb cannot be read: {error}")
