@@ -189,7 +189,7 @@ class GradientLogImpl final : public GradientLog {
   std::optional<Piece> NextPiece() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Pump();
   void Start(const Piece& piece);
-  void Finish(const Piece& piece, const absl::Status& status);
+  void Finish(const Piece& piece, absl::Status status);
 
   const Options options_;
   const uint64_t segment_bytes_;
@@ -440,13 +440,13 @@ void GradientLogImpl::Start(const Piece& piece) {
                      ? piece.buffer->data()
                      : transfer.payload + (piece.begin - kPageBytes);
   request.bytes = piece.bytes;
-  request.done = [this, piece](const absl::Status& status) {
-    Finish(piece, status);
+  request.done = [this, piece](absl::Status status) {
+    Finish(piece, std::move(status));
   };
   queue_->Submit(std::move(request));
 }
 
-void GradientLogImpl::Finish(const Piece& piece, const absl::Status& status) {
+void GradientLogImpl::Finish(const Piece& piece, absl::Status status) {
   Transfer* transfer = piece.transfer;
   if (status.ok() && !transfer->write && piece.buffer != nullptr) {
     CopyPiece(piece);
@@ -457,7 +457,7 @@ void GradientLogImpl::Finish(const Piece& piece, const absl::Status& status) {
     if (piece.buffer != nullptr) {
       free_buffers_.push_back(piece.buffer);
     }
-    transfer->status.Update(status);
+    transfer->status.Update(std::move(status));
     last =
         --transfer->pieces == 0 && transfer->next == transfer->record_bytes();
   }
@@ -470,7 +470,7 @@ void GradientLogImpl::Finish(const Piece& piece, const absl::Status& status) {
       MutexLock lock(&mutex_);
       --owned->segment->transfers;
     }
-    owned->done(owned->status);
+    owned->done(std::move(owned->status));
   }
   Pump();
 }

@@ -251,6 +251,10 @@ TEST(SlabStoreTest, AFailedSyncEndsAllCommitsButNotTheOldCheckpoints) {
 }
 
 TEST(SlabStoreTest, AKillWithoutCommitLeavesTheOldCheckpointIntact) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "TSan allows no threads in a forked child: the kill is NOT "
+                  "tested";
+#endif
   const testing::TempDir dir;
   int pipe_fds[2];
   ASSERT_EQ(pipe(pipe_fds), 0);
@@ -268,12 +272,12 @@ TEST(SlabStoreTest, AKillWithoutCommitLeavesTheOldCheckpointIntact) {
     pause();
     _exit(1);
   }
+  close(pipe_fds[1]);  // A child that dies ends the wait.
   char told = 0;
   ASSERT_EQ(read(pipe_fds[0], &told, 1), 1);
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   close(pipe_fds[0]);
-  close(pipe_fds[1]);
   ASSERT_EQ(told, 'y');
   const auto store = Open(dir.path("ps"));
   ASSERT_EQ(store->checkpoints().size(), 1u);
