@@ -21,8 +21,9 @@ namespace {
 // Pieces of element-wise work: long enough to outweigh handing them out, short
 // enough to share evenly.
 constexpr uint64_t kPieceElems = uint64_t{16} * 1024;
-// Rows whose gradients of gamma and beta are summed together.
-constexpr uint64_t kNormRows = 32;
+// Rows of one task. Sums over rows are taken of such parts first: a part is
+// read in order, which columns of the whole are not.
+constexpr uint64_t kPartRows = 32;
 // Columns summed by one task: whole cache lines, of whole pages at best.
 constexpr uint64_t kSumColumns = 64;
 // Parts of the vocabulary that are scattered to at once.
@@ -52,21 +53,29 @@ class CpuKernels final : public Kernels {
   }
 
   uint64_t LinearGradWeightScratchBytes(const LinearShape& shape) override {
-    return products_.ScratchBytes(LinearProduct::kGradWeight, shape);
+    return std::max(products_.ScratchBytes(LinearProduct::kGradWeight, shape),
+                    Parts(shape.rows) * shape.out * sizeof(float));
   }
 
   void LinearGradWeight(const LinearShape& shape, const float* x,
                         const float* dy, float* dweight, float* dbias,
                         void* scratch) override {
+    if (dbias != nullptr) {
+      auto* const parts = static_cast<float*>(scratch);
+      pool_.RunPieces(shape.rows, kPartRows, [&](uint64_t begin, uint64_t end) {
+        ColumnSums(end - begin, shape.out, shape.out, dy + begin * shape.out,
+                   parts + begin / kPartRows * shape.out);
+      });
+      SumParts(shape.rows, shape.out, parts, dbias);
+    }
     products_.Run(LinearProduct::kGradWeight, shape, x, dy, nullptr, dweight,
                   scratch);
-    if (dbias != nullptr) SumRows(shape.rows, shape.out, dy, dbias);
   }
 
   void LayerNorm(uint64_t rows, uint64_t width, float epsilon, const float* x,
                  const float* gamma, const float* beta, float* y, float* mean,
                  float* rstd) override {
-    pool_.RunPieces(rows, kNormRows, [&](uint64_t begin, uint64_t end) {
+    pool_.RunPieces(rows, kPartRows, [&](uint64_t begin, uint64_t end) {
       const uint64_t at = begin * width;
       LayerNormRows(end - begin, width, epsilon, x + at, gamma, beta, y + at,
                     mean + begin, rstd + begin);
@@ -74,7 +83,7 @@ class CpuKernels final : public Kernels {
   }
 
   uint64_t LayerNormGradScratchBytes(uint64_t rows, uint64_t width) override {
-    return 2 * NormParts(rows) * width * sizeof(float);
+    return 2 * Parts(rows) * width * sizeof(float);
   }
 
   void LayerNormGrad(uint64_t rows, uint64_t width, const float* x,
@@ -82,17 +91,17 @@ class CpuKernels final : public Kernels {
                      const float* dy, const float* dx_add, float* dx,
                      float* dgamma, float* dbeta, void* scratch) override {
     auto* const gammas = static_cast<float*>(scratch);
-    float* const betas = gammas + NormParts(rows) * width;
-    pool_.RunPieces(rows, kNormRows, [&](uint64_t begin, uint64_t end) {
+    float* const betas = gammas + Parts(rows) * width;
+    pool_.RunPieces(rows, kPartRows, [&](uint64_t begin, uint64_t end) {
       const uint64_t at = begin * width;
-      const uint64_t part = begin / kNormRows * width;
+      const uint64_t part = begin / kPartRows * width;
       LayerNormGradRows(end - begin, width, x + at, gamma, mean + begin,
                         rstd + begin, dy + at,
                         dx_add != nullptr ? dx_add + at : nullptr, dx + at,
                         gammas + part, betas + part);
     });
-    SumRows(NormParts(rows), width, gammas, dgamma);
-    SumRows(NormParts(rows), width, betas, dbeta);
+    SumParts(rows, width, gammas, dgamma);
+    SumParts(rows, width, betas, dbeta);
   }
 
   void Gelu(uint64_t count, const float* x, float* y) override {
@@ -141,7 +150,7 @@ class CpuKernels final : public Kernels {
                  const void* position_table, float* y) override {
     const auto copy_rows = [&](const auto* token, const auto* position) {
       pool_.RunPieces(
-          batch * tokens, kNormRows, [&](uint64_t begin, uint64_t end) {
+          batch * tokens, kPartRows, [&](uint64_t begin, uint64_t end) {
             for (uint64_t r = begin; r < end; ++r) {
               const uint64_t position_at = r % tokens * width;
               EmbedRow(width, token + ids[r] * width,
@@ -207,8 +216,8 @@ class CpuKernels final : public Kernels {
   }
 
  private:
-  static uint64_t NormParts(uint64_t rows) {
-    return (rows + kNormRows - 1) / kNormRows;
+  static uint64_t Parts(uint64_t rows) {
+    return (rows + kPartRows - 1) / kPartRows;
   }
 
   static float Widen(float value) { return value; }
@@ -244,9 +253,12 @@ class CpuKernels final : public Kernels {
     });
   }
 
-  void SumRows(uint64_t rows, uint64_t columns, const float* in, float* sums) {
+  // sums (columns) = the sum of the sums of each part of `rows` rows.
+  void SumParts(uint64_t rows, uint64_t columns, const float* parts,
+                float* sums) {
     pool_.RunPieces(columns, kSumColumns, [&](uint64_t begin, uint64_t end) {
-      ColumnSums(rows, columns, end - begin, in + begin, sums + begin);
+      ColumnSums(Parts(rows), columns, end - begin, parts + begin,
+                 sums + begin);
     });
   }
 
