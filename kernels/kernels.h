@@ -133,7 +133,7 @@ class Kernels {
   virtual void Add(uint64_t count, const float* a, const float* b,
                    float* y) = 0;
   // total = total + term: the one kernel behind every node of the span tree,
-  // the same formula as AccumulateCpu (kernels/accumulate.h).
+  // the same formula as AccumulateCpu (kernels/update.h).
   virtual void Accumulate(uint64_t count, const float* term, float* total) = 0;
 };
 

@@ -291,8 +291,11 @@ MatrixProducts::MatrixProducts(TaskPool* pool)
 MatrixProducts::~MatrixProducts() = default;
 
 bool MatrixProducts::HasBF16() {
-  // The first of oneDNN's instruction sets that multiplies bf16.
-  return dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core;
+  // A set of instructions is a set of bits; all that multiply bf16 hold this
+  // one.
+  constexpr auto kNeeded = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
+  const auto present = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  return (present & kNeeded) == kNeeded;
 }
 
 const MatrixProducts::Plan& MatrixProducts::PlanFor(LinearProduct product,
