@@ -119,7 +119,7 @@ absl::Status MemberSessionImpl::Call(
     }
     calls_.insert(&context);
   }
-  const absl::Status status =
+  absl::Status status =
       FromGrpcStatus((stub->*method)(&context, request, reply));
   MutexLock lock(&mutex_);
   calls_.erase(&context);
@@ -131,7 +131,7 @@ absl::Status MemberSessionImpl::CallUntilAnswered(
   const absl::Time give_up = MonotonicNow() + options_.silence_max;
   absl::Duration pause = kRetryFirst;
   while (true) {
-    const absl::Status status = call();
+    absl::Status status = call();
     if (status.ok() || !IsRepeatable(status)) {
       return status;
     }

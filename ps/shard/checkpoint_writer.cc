@@ -152,6 +152,7 @@ void CheckpointWriter::Prune(const std::vector<v1::CheckpointId>& kept) {
     return std::pair(timeline, step);
   };
   std::vector<std::pair<uint64_t, uint64_t>> wanted;
+  wanted.reserve(kept.size());
   for (const v1::CheckpointId& id : kept) {
     wanted.push_back(key(id.timeline(), id.step()));
   }

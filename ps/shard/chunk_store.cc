@@ -151,7 +151,8 @@ void ChunkStore::Read(ChunkState* chunk, const std::shared_ptr<Image>& image) {
   options_.slab->Read(
       *chunk->extent, image->bytes, image->buffer.data(),
       [this, mailbox = options_.mailbox, id = chunk->chunk.id, image,
-       wanted = IdOf(*chunk), extent = chunk->extent](absl::Status status) {
+       wanted = IdOf(*chunk),
+       extent = chunk->extent](const absl::Status& status) {
         mailbox->Post([this, id, image, wanted, extent, status] {
           OnRead(id, image, wanted, status);
         });
@@ -191,7 +192,7 @@ absl::Status ChunkStore::Write(ChunkState* chunk,
   options_.slab->Write(
       extent, image->buffer.data(),
       [this, mailbox = options_.mailbox, image, done = std::move(done),
-       held = chunk->extent](absl::Status status) {
+       held = chunk->extent](const absl::Status& status) {
         mailbox->Post([this, image, done, held, status] {
           --in_flight_;
           image->writing = false;

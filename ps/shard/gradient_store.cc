@@ -204,7 +204,8 @@ void StepGradients::AddFromLog(size_t position, const SpanBook::Merge& merge,
   pool_->log->Read(
       in_log->name, *in_log->log, pool_->scratch,
       [pool = pool_, mailbox = pool_->mailbox, position, merge, in_ram, in_log,
-       self = std::weak_ptr<StepGradients*>(self_)](absl::Status status) {
+       self =
+           std::weak_ptr<StepGradients*>(self_)](const absl::Status& status) {
         mailbox->Post([pool, position, merge, in_ram, in_log, self, status] {
           --pool->in_flight;
           pool->scratch_taken = false;
@@ -279,7 +280,8 @@ void StepGradients::Spill(size_t position, const SpanKey& key,
   *where = pool_->log->Append(
       piece->name, piece->ram.data(), Bytes(position),
       [pool = pool_, mailbox = pool_->mailbox, piece, where,
-       self = std::weak_ptr<StepGradients*>(self_)](absl::Status status) {
+       self =
+           std::weak_ptr<StepGradients*>(self_)](const absl::Status& status) {
         mailbox->Post([pool, piece, where, self, status] {
           --pool->in_flight;
           piece->writing = false;
@@ -309,17 +311,17 @@ void StepGradients::ReadBack(const PiecePointer& piece) {
   BALLAST_CHECK(piece->log.has_value() && piece->ram);
   piece->reading = true;
   ++pool_->in_flight;
-  pool_->log->Read(
-      piece->name, *piece->log, piece->ram.data(),
-      [pool = pool_, mailbox = pool_->mailbox, piece](absl::Status status) {
-        mailbox->Post([pool, piece, status] {
-          --pool->in_flight;
-          piece->reading = false;
-          if (!status.ok()) {
-            pool->fail(status);
-          }
-        });
-      });
+  pool_->log->Read(piece->name, *piece->log, piece->ram.data(),
+                   [pool = pool_, mailbox = pool_->mailbox,
+                    piece](const absl::Status& status) {
+                     mailbox->Post([pool, piece, status] {
+                       --pool->in_flight;
+                       piece->reading = false;
+                       if (!status.ok()) {
+                         pool->fail(status);
+                       }
+                     });
+                   });
 }
 
 absl::Span<const float> StepGradients::Ready(size_t position) const {

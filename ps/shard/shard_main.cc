@@ -39,6 +39,7 @@ bool ParseListen(const std::string& text, std::string* host, uint32_t* port) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(bugprone-exception-escape): a wrong flag name of ours throws.
 int main(int argc, char** argv) {
   ballast::KeepHeapMemory();
   CLI::App app(

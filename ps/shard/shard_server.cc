@@ -80,7 +80,7 @@ absl::Status RunShardServer(const ShardServerOptions& options) {
            {{"address", endpoint->address()},
             {"incarnation", member->admission().incarnation()},
             {"data_dir", data_dir}});
-  const absl::Status status = engine.Run(member.get());
+  absl::Status status = engine.Run(member.get());
   member->Stop();
   endpoint->Stop(absl::Seconds(1));
   return status;

@@ -24,7 +24,9 @@ struct SpanKey {
   uint32_t use = 0;
   Span span;
   friend bool operator==(const SpanKey&, const SpanKey&) = default;
-  friend auto operator<=>(const SpanKey&, const SpanKey&) = default;
+  friend bool operator<(const SpanKey& a, const SpanKey& b) {
+    return a.use != b.use ? a.use < b.use : a.span < b.span;
+  }
 };
 
 // Pure; thread-compatible.
