@@ -102,28 +102,56 @@ PlainTraining::PlainTraining(const Job& job, const ModelLayout& layout)
   }
 }
 
-void PlainTraining::Step(const v1::Decision& decision) {
-  AdamWScalars scalars;
-  scalars.grad_scale = decision.grad_scale();
-  scalars.learning_rate = decision.learning_rate();
-  scalars.beta1 = static_cast<float>(job_.optimizer.beta1);
-  scalars.beta2 = static_cast<float>(job_.optimizer.beta2);
-  scalars.epsilon = static_cast<float>(job_.optimizer.epsilon);
-  scalars.bias1 = decision.bias1();
-  scalars.bias2 = decision.bias2();
+std::vector<float> PlainTraining::Gradient(uint32_t tensor,
+                                           uint64_t step) const {
+  const TensorSpec& spec = layout_.tensors[tensor];
+  std::vector<float> gradient =
+      NodeGradient(spec, tensor, step, 0, {0, kMicroBatches});
+  for (uint32_t use = 1; use < spec.use_count; ++use) {
+    AccumulateCpu(NodeGradient(spec, tensor, step, use, {0, kMicroBatches}),
+                  absl::MakeSpan(gradient));
+  }
+  return gradient;
+}
+
+std::string PlainTraining::SumSquares(uint64_t step) const {
+  ExactSum squares;
   for (uint32_t t = 0; t < layout_.tensors.size(); ++t) {
-    const TensorSpec& tensor = layout_.tensors[t];
-    scalars.weight_decay =
-        static_cast<float>(tensor.decay ? job_.optimizer.weight_decay : 0.0);
-    std::vector<float> gradient =
-        NodeGradient(tensor, t, decision.step(), 0, {0, kMicroBatches});
-    for (uint32_t use = 1; use < tensor.use_count; ++use) {
-      AccumulateCpu(
-          NodeGradient(tensor, t, decision.step(), use, {0, kMicroBatches}),
-          absl::MakeSpan(gradient));
+    const std::vector<float> gradient = Gradient(t, step);
+    const uint64_t block = layout_.tensors[t].block_elems();
+    for (uint64_t begin = 0; begin < gradient.size(); begin += block) {
+      squares.Add(
+          BlockStatsCpu(absl::MakeConstSpan(gradient).subspan(begin, block))
+              .sum_squares);
     }
-    AdamWCpu(scalars, gradient, absl::MakeSpan(param_[t]),
-             absl::MakeSpan(slots_[0][t]), absl::MakeSpan(slots_[1][t]), {});
+  }
+  return squares.Encode();
+}
+
+void PlainTraining::Step(const v1::Decision& decision) {
+  AdamWScalars adamw;
+  adamw.grad_scale = decision.grad_scale();
+  adamw.learning_rate = decision.learning_rate();
+  adamw.beta1 = static_cast<float>(job_.optimizer.beta1);
+  adamw.beta2 = static_cast<float>(job_.optimizer.beta2);
+  adamw.epsilon = static_cast<float>(job_.optimizer.epsilon);
+  adamw.bias1 = decision.bias1();
+  adamw.bias2 = decision.bias2();
+  SgdScalars sgd;
+  sgd.grad_scale = decision.grad_scale();
+  sgd.learning_rate = decision.learning_rate();
+  sgd.momentum = static_cast<float>(job_.optimizer.momentum);
+  for (uint32_t t = 0; t < layout_.tensors.size(); ++t) {
+    adamw.weight_decay = sgd.weight_decay = static_cast<float>(
+        layout_.tensors[t].decay ? job_.optimizer.weight_decay : 0.0);
+    const std::vector<float> gradient = Gradient(t, decision.step());
+    const auto param = absl::MakeSpan(param_[t]);
+    const auto slot = absl::MakeSpan(slots_[0][t]);
+    if (job_.optimizer.kind == OptimizerKind::kSgd) {
+      SgdCpu(sgd, gradient, param, slot, {});
+    } else {
+      AdamWCpu(adamw, gradient, param, slot, absl::MakeSpan(slots_[1][t]), {});
+    }
   }
 }
 
@@ -137,6 +165,7 @@ ShardCluster::ShardCluster(const ClusterOptions& options)
   job_.run.seed = 7;
   job_.batch.micro_batches = kMicroBatches;
   job_.worker.count = options.workers;
+  job_.optimizer.kind = options.optimizer;
   job_.server.count = options.servers;
   job_.server.chunk_elems = options.chunk_elems;
   job_.cluster.progress_timeout = absl::Seconds(20);
@@ -148,7 +177,8 @@ ShardCluster::ShardCluster(const ClusterOptions& options)
   placement.set_layout(layout_.Encode());
   placement.set_chunk_elems(options.chunk_elems);
   placement.set_timeline(1);
-  placement.set_optimizer("adamw");
+  placement.set_optimizer(options.optimizer == OptimizerKind::kAdamW ? "adamw"
+                                                                     : "sgd");
   for (const Chunk& chunk : table_->chunks()) {
     placement.add_owner(OwnerOf(chunk.id));
   }

@@ -37,6 +37,8 @@ std::vector<float> NodeGradient(const TensorSpec& tensor, uint32_t index,
 class PlainTraining {
  public:
   PlainTraining(const Job& job, const ModelLayout& layout);
+  // Of the step's whole gradient, as a vote encodes it.
+  std::string SumSquares(uint64_t step) const;
   // Applies the step's whole gradient.
   void Step(const v1::Decision& decision);
   // exp_avg and exp_avg_sq are `slots`[0] and [1].
@@ -44,6 +46,8 @@ class PlainTraining {
   const Tensors& slot(int index) const { return slots_[index]; }
 
  private:
+  std::vector<float> Gradient(uint32_t tensor, uint64_t step) const;
+
   const Job job_;
   const ModelLayout layout_;
   Tensors param_;
@@ -56,6 +60,7 @@ struct ClusterOptions {
   uint64_t chunk_elems = 1 << 20;
   DType served = DType::kF32;
   uint32_t workers = 3;
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
   std::string data_root;  // <root>/server-N.
 };
 
