@@ -45,6 +45,8 @@ void AddShardCommand(CLI::App* app, const Surroundings& surroundings,
                      Action* action);
 void AddCheckpointCommand(CLI::App* app, const Surroundings& surroundings,
                           Action* action);
+void AddBenchCommand(CLI::App* app, const Surroundings& surroundings,
+                     Action* action);
 
 // Parses the command line, runs the command, returns the exit code.
 int RunTool(int argc, const char* const* argv,
