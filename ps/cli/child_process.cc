@@ -30,7 +30,7 @@ namespace {
     }
   }
   // A blocked or ignored signal stays so across exec.
-  signal(SIGPIPE, SIG_DFL);
+  ::signal(SIGPIPE, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -98,9 +98,9 @@ bool ChildProcess::Ended() {
   return ended_;
 }
 
-void ChildProcess::Signal(int signal) {
+void ChildProcess::Signal(int number) {
   if (!ended_) {
-    kill(pid_, signal);
+    kill(pid_, number);
   }
 }
 
@@ -108,11 +108,14 @@ int ChildProcess::exit_code() const {
   return WIFEXITED(wait_status_) ? WEXITSTATUS(wait_status_) : -1;
 }
 
+int ChildProcess::signal() const {
+  return WIFSIGNALED(wait_status_) ? WTERMSIG(wait_status_) : 0;
+}
+
 std::string ChildProcess::Ending() const {
-  if (WIFSIGNALED(wait_status_)) {
-    const int signal = WTERMSIG(wait_status_);
-    const char* text = sigdescr_np(signal);
-    return absl::StrCat("was killed by signal ", signal, " (",
+  if (signal() != 0) {
+    const char* text = sigdescr_np(signal());
+    return absl::StrCat("was killed by signal ", signal(), " (",
                         text == nullptr ? "unknown" : text, ")");
   }
   return absl::StrCat("exited with code ", exit_code());

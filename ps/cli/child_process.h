@@ -36,13 +36,15 @@ class ChildProcess {
 
   // Whether it has ended; reaps it then. Does not block.
   bool Ended();
-  void Signal(int signal);
+  void Signal(int number);
 
   const std::string& name() const { return options_.name; }
   const std::string& log_path() const { return options_.log_path; }
   pid_t pid() const { return pid_; }
-  // Of an ended process: its exit code, or -1 when a signal ended it.
+  // Of an ended process: its exit code, or -1 when a signal ended it, and that
+  // signal, or 0.
   int exit_code() const;
+  int signal() const;
   // "exited with code 1", "was killed by signal 9 (Killed)".
   std::string Ending() const;
 

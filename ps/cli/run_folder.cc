@@ -13,6 +13,8 @@
 #include <fstream>
 #include <system_error>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 
@@ -49,6 +51,16 @@ absl::StatusOr<int> Lock(const std::string& path) {
   return fd;
 }
 
+// Text of a quoted log value, up to its closing quote.
+std::string Unquoted(absl::string_view text) {
+  size_t end = 0;
+  while (end < text.size() && text[end] != '"') {
+    end += text[end] == '\\' ? 2 : 1;
+  }
+  std::string out;
+  return absl::CUnescape(text.substr(0, end), &out) ? out : std::string(text);
+}
+
 absl::Status CheckSameNumerics(const Job& before, const Job& now,
                                const std::string& config_path) {
   const auto old_fields = NumericsFields(before);
@@ -79,6 +91,12 @@ absl::Status CheckResume(const JobFile& file, bool resume,
   if (!resume) {
     if (!HoldsRun(job)) {
       return absl::OkStatus();
+    }
+    if (!fs::exists(config_path, error)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "server.data_dir ", job.server.data_dir,
+          " holds records of another run; choose another, or move it away "
+          "yourself"));
     }
     return absl::FailedPreconditionError(absl::StrCat(
         job.run.dir, " holds an earlier run; continue it with `ballast train ",
@@ -176,6 +194,21 @@ std::string LastLines(const std::string& path, int count) {
     absl::StrAppend(&text, "  ", line, "\n");
   }
   return text;
+}
+
+std::string LastComplaint(const std::string& path) {
+  std::ifstream file(path);
+  std::string complaint;
+  for (std::string line; std::getline(file, line);) {
+    const size_t why = line.find(" why=\"");
+    if (absl::StartsWith(line, "ballast-")) {
+      const size_t colon = line.find(": ");
+      complaint = colon == std::string::npos ? line : line.substr(colon + 2);
+    } else if (absl::StrContains(line, " ERROR ") && why != std::string::npos) {
+      complaint = Unquoted(absl::string_view(line).substr(why + 6));
+    }
+  }
+  return complaint;
 }
 
 absl::Status WriteWhole(const std::string& path, const std::string& text) {

@@ -58,6 +58,11 @@ absl::Status CheckText(const Job& job);
 // be read.
 std::string LastLines(const std::string& path, int count);
 
+// Why the process that wrote a log ended, in its own words: the last line that
+// is a complaint ("ballast-ps: ...") or an error event with a reason. Empty
+// when there is none.
+std::string LastComplaint(const std::string& path);
+
 // Writes a whole file: to a temporary name, then renamed.
 absl::Status WriteWhole(const std::string& path, const std::string& text);
 

@@ -37,6 +37,8 @@ constexpr absl::Duration kAnnounceTimeout = absl::Seconds(30);
 // From a failure to the kill of what is left: the death must be told within
 // 15 s, and the others may want to say why they end.
 constexpr absl::Duration kFailureGrace = absl::Seconds(6);
+// The same once the coordinator has ended: nobody tells the others anything.
+constexpr absl::Duration kOrphanGrace = absl::Seconds(2);
 // From the coordinator's good end to the kill of what is left.
 constexpr absl::Duration kEndGrace = absl::Seconds(10);
 
@@ -77,7 +79,9 @@ class Training {
   void Wait(absl::Time until, int fd);
   void OnInterrupt();
   void OnChildEnd(const ChildProcess& child);
+  bool EndedWell(const ChildProcess& child) const;
   void BeginFailure(const std::string& what);
+  void SignalAll(int signal);
   void KillAll();
   bool AnyAlive() const;
   int Report();
@@ -101,6 +105,7 @@ class Training {
   absl::Time deadline_ = absl::InfiniteFuture();  // Then all are killed.
   bool coordinator_done_ = false;
   bool interrupted_ = false;
+  bool terminated_ = false;  // SIGTERM was sent to all.
   bool summary_shown_ = false;
   std::string failure_;  // What went wrong, for the last line.
   v1::StatusReply status_;
@@ -225,12 +230,17 @@ absl::Status Training::StartMembers() {
 
 bool Training::AnyAlive() const { return !children_.empty(); }
 
+void Training::SignalAll(int signal) {
+  terminated_ |= signal == SIGTERM;
+  for (const auto& child : children_) {
+    child->Signal(signal);
+  }
+}
+
 void Training::KillAll() {
   stage_ = Stage::kKilled;
   deadline_ = absl::InfiniteFuture();
-  for (const auto& child : children_) {
-    child->Signal(SIGKILL);
-  }
+  SignalAll(SIGKILL);
 }
 
 void Training::Wait(absl::Time until, int fd) {
@@ -256,11 +266,17 @@ void Training::Wait(absl::Time until, int fd) {
   for (auto& child : ended) {
     const bool by_itself = stage_ != Stage::kKilled;
     OnChildEnd(*child);
-    if (by_itself && child->exit_code() != 0) {
+    if (by_itself && !EndedWell(*child)) {
       failed_.push_back(std::move(child));
     }
   }
   if (MonotonicNow() >= deadline_) {
+    if (stage_ == Stage::kEnding && interrupted_ && !terminated_) {
+      // Members that were about to join have nobody to tell them.
+      SignalAll(SIGTERM);
+      deadline_ = MonotonicNow() + kEndGrace;
+      return;
+    }
     if (failure_.empty() && AnyAlive()) {
       failure_ = absl::StrCat(children_.front()->name(),
                               " did not end in time and was killed");
@@ -291,24 +307,32 @@ void Training::OnInterrupt() {
       client_ != nullptr &&
       client_->Stop("interrupted", /*abort=*/false, kCallTimeout).ok();
   if (!told) {
-    for (const auto& child : children_) {
-      child->Signal(SIGTERM);
-    }
+    SignalAll(SIGTERM);
   }
 }
 
+bool Training::EndedWell(const ChildProcess& child) const {
+  // A role may not yet have been ready to take the SIGTERM of a stop.
+  return child.exit_code() == 0 ||
+         (interrupted_ && terminated_ && child.signal() == SIGTERM);
+}
+
 void Training::OnChildEnd(const ChildProcess& child) {
-  if (child.name() == "coordinator" && child.exit_code() == 0) {
+  if (child.name() == "coordinator" && EndedWell(child)) {
     coordinator_done_ = true;
     if (stage_ == Stage::kRunning || stage_ == Stage::kStopping) {
       stage_ = Stage::kEnding;
-      deadline_ = MonotonicNow() + kEndGrace;
+      deadline_ = MonotonicNow() + (interrupted_ ? kOrphanGrace : kEndGrace);
     }
     return;
   }
-  if (child.exit_code() != 0 && stage_ != Stage::kKilled) {
+  if (!EndedWell(child) && stage_ != Stage::kKilled) {
     BeginFailure(absl::StrCat(child.name(), " (pid ", child.pid(), ") ",
                               child.Ending()));
+  }
+  if (child.name() == "coordinator" && stage_ == Stage::kFailing) {
+    SignalAll(SIGTERM);
+    deadline_ = std::min(deadline_, MonotonicNow() + kOrphanGrace);
   }
 }
 
@@ -323,9 +347,7 @@ void Training::BeginFailure(const std::string& what) {
                  : what;
   if (client_ == nullptr ||
       !client_->Stop(what, /*abort=*/true, kCallTimeout).ok()) {
-    for (const auto& child : children_) {
-      child->Signal(SIGTERM);
-    }
+    SignalAll(SIGTERM);
   }
 }
 
@@ -385,13 +407,22 @@ void Training::ReportFailure() {
       culprit->exit_code() >= 0) {
     culprit = failed_[1].get();
   }
+  std::string why;
   if (culprit != nullptr) {
-    const std::string text =
-        absl::StrCat("last lines of ", culprit->log_path(), ":\n",
-                     LastLines(culprit->log_path(), 8));
-    std::fputs(text.c_str(), stderr);
+    why = LastComplaint(culprit->log_path());
+    if (why.empty()) {
+      const std::string text =
+          absl::StrCat("last lines of ", culprit->log_path(), ":\n",
+                       LastLines(culprit->log_path(), 8));
+      std::fputs(text.c_str(), stderr);
+    }
   }
-  Fail(absl::UnavailableError(failure_));
+  Fail(absl::UnavailableError(why.empty() ? failure_
+                                          : absl::StrCat(failure_, ": ", why)));
+  if (culprit != nullptr) {
+    Fail(absl::UnavailableError(
+        absl::StrCat("its log is ", culprit->log_path())));
+  }
   Fail(absl::UnavailableError(ResumeHint()));
 }
 

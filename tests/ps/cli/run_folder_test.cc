@@ -85,9 +85,10 @@ TEST_F(RunFolderTest, AnEarlierRunIsRefusedAndNothingIsTouched) {
   EXPECT_EQ(fs::last_write_time(folder_ / "run/config.yaml"), written);
 }
 
-TEST_F(RunFolderTest, AServersDataFolderAloneCountsAsAnEarlierRun) {
+TEST_F(RunFolderTest, AServersDataFolderOfAnotherRunIsRefused) {
   fs::create_directories(folder_ / "run/servers/server-0");
-  EXPECT_THAT(OpenError(Load(), false), HasSubstr("holds an earlier run"));
+  EXPECT_THAT(OpenError(Load(), false),
+              HasSubstr("run/servers holds records of another run"));
   fs::remove(folder_ / "run/servers/server-0");
   EXPECT_TRUE(RunFolder::Open(Load(), false, "job.yaml").ok());
 }
@@ -128,6 +129,18 @@ TEST_F(RunFolderTest, TheTextMustBeAFileLongerThanAContext) {
   job.data.path = (folder_ / "empty").string();
   std::ofstream(job.data.path).flush();
   EXPECT_THAT(CheckText(job).ToString(), HasSubstr("is empty"));
+}
+
+TEST_F(RunFolderTest, FindsTheReasonInALog) {
+  const std::string log = (folder_ / "log").string();
+  EXPECT_EQ(LastComplaint(log), "");
+  std::ofstream(log) << "x INFO event=a why=\"no error\"\n"
+                        "x ERROR event=failed why=\"too \\\"small\\\"\" at=3\n"
+                        "x INFO event=bye\n";
+  EXPECT_EQ(LastComplaint(log), "too \"small\"");
+  std::ofstream(log, std::ios::app)
+      << "ballast-ps: server-1: the disk is full: 3 of 4\n";
+  EXPECT_EQ(LastComplaint(log), "server-1: the disk is full: 3 of 4");
 }
 
 TEST_F(RunFolderTest, ShowsTheLastLinesOfALog) {
