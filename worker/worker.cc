@@ -184,18 +184,24 @@ void Worker::TakeDirective(const v1::PollReply& reply) {
   {
     MutexLock lock(&mutex_);
     newest_ = reply;
-    const v1::WorkerDirective& next = reply.worker();
-    // The same step with other spans is finished first: names make it useful.
-    cancel = current_.task() != v1::WORKER_WAIT &&
-             (next.task() != current_.task() ||
-              next.timeline() != current_.timeline() ||
-              next.step() != current_.step());
+    // Once all is pushed only acknowledgements are missing, and the decision
+    // that a new directive follows may overtake them.
+    cancel = Outdated() && !all_pushed_;
     called_off_ = called_off_ || cancel;
     changed_.NotifyAll();
   }
   if (cancel) {
     client_->Cancel();
   }
+}
+
+bool Worker::Outdated() const {
+  const v1::WorkerDirective& next = newest_->worker();
+  // The same step with other spans is finished first: names make it useful.
+  return current_.task() != v1::WORKER_WAIT &&
+         (next.task() != current_.task() ||
+          next.timeline() != current_.timeline() ||
+          next.step() != current_.step());
 }
 
 void Worker::TakeEnd(const absl::Status& status) {
@@ -223,6 +229,7 @@ absl::StatusOr<v1::PollReply> Worker::NextDirective(uint64_t seen) {
     if (newest_.has_value() && newest_->number() > seen) {
       current_ = newest_->worker();
       called_off_ = false;
+      all_pushed_ = false;
       return *newest_;
     }
     changed_.Wait(&mutex_);
@@ -307,8 +314,12 @@ absl::Status Worker::Work(const v1::PollReply& reply) {
       return status;
     }
     client_->Drop();
-    if (CalledOff()) {
-      return absl::OkStatus();
+    {
+      MutexLock lock(&mutex_);
+      if (called_off_ || Outdated()) {
+        return absl::OkStatus();
+      }
+      all_pushed_ = false;
     }
     if (!MayPass(status) || MonotonicNow() >= give_up) {
       return absl::Status(
@@ -407,6 +418,10 @@ absl::Status Worker::Train(const v1::WorkerDirective& directive) {
     times.forward += result.times.forward;
     times.backward += result.times.backward;
     times.fetch_wait += result.times.fetch_wait;
+  }
+  {
+    MutexLock lock(&mutex_);
+    all_pushed_ = true;
   }
   BALLAST_RETURN_IF_ERROR(client_->End());
   v1::ReportRequest request;

@@ -67,8 +67,10 @@ class Worker {
   absl::Status Evaluate(const v1::WorkerDirective& directive);
   absl::StatusOr<std::vector<MicroBatch>> TakeBatches(
       const std::vector<Span>& spans, uint64_t step, bool eval);
-  // Whether a newer directive has made the present one pointless.
+  // Whether the pass in progress was called off.
   bool CalledOff() const;
+  // Whether the newest directive is about something else than the current.
+  bool Outdated() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReportFatal(const absl::Status& status);
 
   const Job job_;
@@ -89,9 +91,10 @@ class Worker {
   mutable Mutex mutex_;
   CondVar changed_;
   std::optional<v1::PollReply> newest_ ABSL_GUARDED_BY(mutex_);
-  // What is being worked on; kWait when nothing is.
+  // What is being worked on; WORKER_WAIT when nothing is.
   v1::WorkerDirective current_ ABSL_GUARDED_BY(mutex_);
   bool called_off_ ABSL_GUARDED_BY(mutex_) = false;
+  bool all_pushed_ ABSL_GUARDED_BY(mutex_) = false;  // Of the current step.
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
 };
 

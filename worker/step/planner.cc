@@ -17,6 +17,8 @@ namespace {
 // Budget of a run that only asks how much it takes.
 constexpr uint64_t kUnlimited = uint64_t{1} << 60;
 constexpr char kHostKey[] = "worker.host_memory";
+// What servers put into one answer when chunks are smaller.
+constexpr uint64_t kReplyBytes = 4 << 20;
 
 class NoWeights : public WeightSource {
  public:
@@ -324,13 +326,17 @@ void Planner::Report(StepPlan* plan) const {
 
 absl::StatusOr<StepPlan> Planner::Plan() {
   uint64_t largest_gradient = 0;
+  uint64_t largest_unit = 0;
   for (uint32_t unit = 0; unit < family_.layout().units.size(); ++unit) {
     largest_gradient =
         std::max(largest_gradient, UnitBytes(unit, /*gradient=*/true));
+    largest_unit = std::max(largest_unit, UnitBytes(unit, /*gradient=*/false));
   }
   StepPlan plan;
   // gRPC assembles one message a server while another is copied out.
-  plan.receive_bytes = 2 * largest_served_bytes_ * job_.server.count;
+  plan.receive_bytes =
+      2 * job_.server.count *
+      std::max(largest_served_bytes_, std::min(kReplyBytes, largest_unit));
   // Room for a unit to leave while the next one comes, or for one chunk.
   const StepPolicy frugal;
   const auto host_left = [&](uint64_t staging) {
