@@ -36,11 +36,12 @@ CoordinatorLoop::CoordinatorLoop(const Job& job,
       summary_(job) {}
 
 CoordinatorLoop::~CoordinatorLoop() {
+  {
+    MutexLock lock(&mutex_);
+    abandoned_ = true;
+    changed_.NotifyAll();
+  }
   if (thread_.joinable()) {
-    v1::StopRequest abort;
-    abort.set_abort(true);
-    abort.set_reason("the coordinator is going down");
-    Stop(abort, [](const absl::StatusOr<v1::StopReply>&) {});
     thread_.join();
   }
 }
@@ -155,7 +156,7 @@ bool CoordinatorLoop::Post(Event event) {
 std::vector<CoordinatorLoop::Event> CoordinatorLoop::TakeEvents(
     absl::Time tick_at) {
   MutexLock lock(&mutex_);
-  while (events_.empty()) {
+  while (events_.empty() && !abandoned_) {
     const absl::Duration left = tick_at - clock_();
     if (left <= absl::ZeroDuration()) {
       break;
@@ -165,11 +166,16 @@ std::vector<CoordinatorLoop::Event> CoordinatorLoop::TakeEvents(
   return std::exchange(events_, {});
 }
 
+bool CoordinatorLoop::Abandoned() {
+  MutexLock lock(&mutex_);
+  return abandoned_;
+}
+
 void CoordinatorLoop::Run() {
   absl::Time tick_at = clock_();
   bool summary_written = false;
   CarryOut(tick_at);  // The term must be durable before anyone is admitted.
-  while (!core_->ended()) {
+  while (!core_->ended() && !Abandoned()) {
     // All queued heartbeats count before a lease is judged: a loop that was
     // held up by its disk must not blame members for that.
     for (const Event& event : TakeEvents(tick_at)) {

@@ -40,6 +40,7 @@ class CoordinatorLoop {
   // monotonic.
   CoordinatorLoop(const Job& job, std::unique_ptr<CoordinatorCore> core,
                   StateStore* store, RunFolder* folder, Clock clock);
+  // Ends the loop at once, as a crash would; WaitEnded first for a clean end.
   ~CoordinatorLoop();
 
   void Start();
@@ -82,6 +83,7 @@ class CoordinatorLoop {
   absl::Status CarryOutOnce(const CoreActions& actions, absl::Time now);
   void AnswerPolls(absl::Time now, bool closing);
   void LogProgress();
+  bool Abandoned();
   void Close();
 
   const Job job_;
@@ -102,6 +104,7 @@ class CoordinatorLoop {
   CondVar changed_;
   std::vector<Event> events_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status outcome_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -70,7 +70,23 @@ absl::Status WriteLines(const std::string& path,
   return WriteFileAtomically(path, text);
 }
 
+std::vector<std::string> CheckpointFolders(const std::string& checkpoints_dir) {
+  std::vector<std::string> folders;
+  std::error_code error;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(checkpoints_dir, error)) {
+    if (entry.path().filename().string().rfind("step-", 0) == 0) {
+      folders.push_back(entry.path().string());
+    }
+  }
+  return folders;
+}
+
 }  // namespace
+
+bool HoldsCheckpoints(const std::string& checkpoints_dir) {
+  return !CheckpointFolders(checkpoints_dir).empty();
+}
 
 std::string MetricsJson(const StepMetrics& metrics) {
   const v1::Decision& decision = metrics.decision;
@@ -176,12 +192,9 @@ absl::Status RunFolder::Reconcile(const RunState& state, uint64_t step) {
   for (const auto& [key, path] : state.checkpoints) {
     listed.insert(path);
   }
-  std::error_code error;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(checkpoints_dir(), error)) {
-    const std::string manifest = (entry.path() / "manifest.json").string();
-    if (entry.path().filename().string().rfind("step-", 0) == 0 &&
-        !listed.contains(manifest)) {
+  for (const std::string& folder : CheckpointFolders(checkpoints_dir())) {
+    const std::string manifest = folder + "/manifest.json";
+    if (!listed.contains(manifest)) {
       LogEvent(Severity::kInfo, "unlogged_checkpoint_removed",
                {{"path", manifest}});
       BALLAST_RETURN_IF_ERROR(RemoveManifest(manifest));

@@ -29,6 +29,10 @@ std::string MetricsJson(const StepMetrics& metrics);
 // One line of evaluations.jsonl, without the newline.
 std::string EvaluationJson(const EvaluationRecord& evaluation);
 
+// Whether a checkpoints folder holds the folder of any checkpoint, damaged or
+// not. False when it does not exist.
+bool HoldsCheckpoints(const std::string& checkpoints_dir);
+
 // Thread-compatible. Calls block on the disk. Errors: those of the file system;
 // the message names the path.
 class RunFolder {

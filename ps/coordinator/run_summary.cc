@@ -43,9 +43,11 @@ Value OrNull(const std::string& text) {
 }  // namespace
 
 void RunSummary::Add(const StepMetrics& line, uint64_t own_faults) {
-  ++steps_;
   tokens_ += line.decision.tokens();
-  pushed_bytes_ += line.pushed_bytes;
+  if (line.whole) {
+    ++whole_steps_;
+    pushed_bytes_ += line.pushed_bytes;
+  }
   seconds_ += line.step_seconds;
   faults_.push_back({line.worker_faults, line.server_faults, own_faults});
 }
@@ -78,7 +80,8 @@ std::string RunSummary::Json(const CoordinatorCore& core,
   summary["state_bytes"] = status.state_bytes();
   summary["gradient_bytes"] =
       status.parameters() * DTypeBytes(job_.precision.reduce_dtype);
-  summary["pushed_bytes_per_step"] = steps_ == 0 ? 0 : pushed_bytes_ / steps_;
+  summary["pushed_bytes_per_step"] =
+      whole_steps_ == 0 ? Value() : Value(pushed_bytes_ / whole_steps_);
   summary["workers"] = job_.worker.count;
   summary["servers"] = job_.server.count;
   summary["worker_budget_bytes"] = workers.budget;

@@ -37,9 +37,9 @@ class RunSummary {
   };
 
   const Job job_;
-  uint64_t steps_ = 0;
   uint64_t tokens_ = 0;
-  uint64_t pushed_bytes_ = 0;
+  uint64_t pushed_bytes_ = 0;  // In whole_steps_.
+  uint64_t whole_steps_ = 0;   // Whose every worker has reported.
   double seconds_ = 0.0;
   std::vector<Faults> faults_;
 };

@@ -48,7 +48,7 @@ absl::StatusOr<OpenedRun> OpenRun(const JobFile& file,
                                           job.run.dir, "/coordinator")));
   BALLAST_ASSIGN_OR_RETURN(const RunState state, ReadRunState(run.store.get()));
   if (!state.identity.has_value() &&
-      !ListManifests(absl::StrCat(job.run.dir, "/checkpoints")).empty()) {
+      HoldsCheckpoints(absl::StrCat(job.run.dir, "/checkpoints"))) {
     return absl::FailedPreconditionError(absl::StrCat(
         job.run.dir, "/checkpoints holds checkpoints, but ", job.run.dir,
         "/coordinator knows of no run; restore that folder, or choose another "

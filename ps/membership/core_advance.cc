@@ -172,7 +172,9 @@ void CoordinatorCore::WantHash() {
 void CoordinatorCore::AdvanceHash() {
   if (hash_.Done() && state_hash_.empty()) {
     state_hash_ = hash_.Hash();
-    metrics_.Hashed(*hash_.step(), state_hash_);
+    if (options_.job.run.state_hash_every) {
+      metrics_.Hashed(*hash_.step(), state_hash_);
+    }
   }
 }
 

@@ -132,7 +132,8 @@ absl::Status MemberTable::CheckName(const v1::JoinRequest& request) const {
           "; start under another name, or "
           "stop that process and wait for its lease"));
     }
-    if (member.is_server() && member.join.address() == request.address()) {
+    if (request.role() == v1::ROLE_SERVER && member.is_server() &&
+        member.join.address() == request.address()) {
       return absl::FailedPreconditionError(
           absl::StrCat(request.name(), " says it serves at ", request.address(),
                        "; ", member.Describe(), " does"));

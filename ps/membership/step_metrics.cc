@@ -6,12 +6,14 @@
 
 namespace ballast {
 
-bool MetricsCollector::Pending::Complete() const {
-  return std::includes(done.begin(), done.end(), workers.begin(),
-                       workers.end()) &&
-         std::includes(confirmed.begin(), confirmed.end(), servers.begin(),
-                       servers.end()) &&
-         (!wants_hash || !line.state_hash.empty());
+bool MetricsCollector::Complete(uint64_t step, const Pending& pending) const {
+  const auto heard = [this, step](uint64_t member) {
+    const auto place = heard_.find(member);
+    return place != heard_.end() && place->second >= step;
+  };
+  return std::all_of(pending.workers.begin(), pending.workers.end(), heard) &&
+         std::all_of(pending.servers.begin(), pending.servers.end(), heard) &&
+         (!pending.wants_hash || !pending.line.state_hash.empty());
 }
 
 MetricsCollector::Pending* MetricsCollector::At(uint64_t step) {
@@ -19,6 +21,8 @@ MetricsCollector::Pending* MetricsCollector::At(uint64_t step) {
 }
 
 void MetricsCollector::WorkerDone(uint64_t worker, const v1::WorkerDone& done) {
+  uint64_t& newest = heard_[worker];
+  newest = std::max(newest, done.step());
   Pending* pending = At(done.step());
   if (pending == nullptr || !pending->done.insert(worker).second) {
     return;
@@ -38,6 +42,8 @@ void MetricsCollector::WorkerDone(uint64_t worker, const v1::WorkerDone& done) {
 
 void MetricsCollector::Confirmed(uint64_t server, const v1::Confirm& confirm,
                                  uint64_t faults) {
+  uint64_t& newest = heard_[server];
+  newest = std::max(newest, confirm.step());
   Pending* pending = At(confirm.step());
   if (pending == nullptr || !pending->confirmed.insert(server).second) {
     return;
@@ -96,9 +102,12 @@ std::vector<StepMetrics> MetricsCollector::TakeReady(absl::Time now) {
     const bool hash_missing =
         pending.wants_hash && pending.line.state_hash.empty();
     const bool late = now - pending.decided_at >= kPatience && !hash_missing;
-    if (!late && !pending.Complete()) {
+    if (!late && !Complete(next_step_, pending)) {
       break;
     }
+    place->second.line.whole =
+        std::includes(pending.done.begin(), pending.done.end(),
+                      pending.workers.begin(), pending.workers.end());
     ready.push_back(std::move(place->second.line));
     pending_.erase(place);
     ++next_step_;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a step cost, gathered from reports that come around its decision. A line
-// is released when nothing is missing, or when waiting longer would hold it up;
-// the step log, not this, is what guarantees that no line is lost.
+// is released when nothing more will come (a member reports in order, so a
+// later step's report ends the wait for this one's), or when waiting longer
+// would hold it up; the step log, not this, is what guarantees that no line is
+// lost.
 //
 // Pure: time is an argument. Not thread-safe.
 
@@ -23,6 +25,8 @@ struct StepMetrics {
   // False for a line that was filled in from the step log: only the decision
   // (and the hash) is known.
   bool measured = true;
+  // Whether every worker's report is in the figures.
+  bool whole = false;
   std::string state_hash;  // Empty unless run.state_hash is every.
   double step_seconds = 0.0;
   // Of the slowest worker or server.
@@ -72,14 +76,15 @@ class MetricsCollector {
     std::set<uint64_t> workers;    // Wanted.
     std::set<uint64_t> servers;
     bool wants_hash = false;
-    bool Complete() const;
   };
+  bool Complete(uint64_t step, const Pending& pending) const;
   // Null when the step's line has been taken.
   Pending* At(uint64_t step);
 
   uint64_t next_step_ = 0;
   std::map<uint64_t, Pending> pending_;  // By step.
   std::map<uint64_t, uint64_t> faults_;  // By server, at its last confirm.
+  std::map<uint64_t, uint64_t> heard_;   // Newest step reported, by member.
 };
 
 }  // namespace ballast

@@ -116,6 +116,10 @@ TEST_F(MemberTableTest, TwoServersCannotHaveOneAddress) {
   v1::JoinRequest request = Server(1);
   request.set_address(Server(0).address());
   EXPECT_EQ(Refusal(request).code(), absl::StatusCode::kFailedPrecondition);
+  // A worker's address is its own affair.
+  v1::JoinRequest worker = Worker(0);
+  worker.set_address(Server(0).address());
+  Admit(worker);
 }
 
 TEST_F(MemberTableTest, NamesTheFieldsThatDifferWithBothValues) {

@@ -372,17 +372,29 @@ TEST_F(MetricsCollectorTest, AHashIsAlwaysWaitedFor) {
   EXPECT_EQ(last_.state_hash, "abc");
 }
 
+TEST_F(MetricsCollectorTest, ALaterReportEndsTheWaitForALostOne) {
+  Decide(1);
+  Confirm(1, 0);
+  Done(1, 1);
+  EXPECT_THAT(Ready(), IsEmpty());
+  Done(2, 2);
+  EXPECT_THAT(Ready(), ElementsAre(1));
+  EXPECT_FALSE(last_.whole);
+  EXPECT_EQ(last_.pushed_bytes, 10u);
+}
+
 TEST_F(MetricsCollectorTest, LinesComeInOrderWithoutGaps) {
   Decide(1);
   Decide(2);
+  Done(1, 1);
   Done(1, 2);
   Done(2, 2);
-  Confirm(2, 0);
-  EXPECT_THAT(Ready(), IsEmpty());
-  Done(1, 1);
-  Done(2, 1);
   Confirm(1, 0);
-  EXPECT_THAT(Ready(), ElementsAre(1, 2));
+  EXPECT_THAT(Ready(), ElementsAre(1));
+  EXPECT_THAT(Ready(), IsEmpty());
+  Confirm(2, 0);
+  EXPECT_THAT(Ready(), ElementsAre(2));
+  EXPECT_TRUE(last_.whole);
   EXPECT_EQ(metrics_.next_step(), 3u);
 }
 
