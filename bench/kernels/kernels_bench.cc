@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers on two threads. Products, attention and a whole GPT-2 block print
 // GFLOP/s and `of_ceiling`, their share of the best rate that oneDNN reaches in
-// the same process; the block also prints where its milliseconds go. On a busy machine
-// compare half the block's CPU time, which is that of both threads.
+// the same process; the block also prints where its milliseconds go. On a busy
+// machine compare half the block's CPU time, which is that of both threads.
 #include <functional>
 #include <map>
 #include <memory>
