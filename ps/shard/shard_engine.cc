@@ -117,6 +117,8 @@ absl::Status ShardEngine::Open() {
   };
   checkpoints_ = std::make_unique<CheckpointWriter>(writer);
   base_bytes_ = ResidentBytes();
+  LogEvent(Severity::kInfo, "memory_base",
+           {{"bytes", FormatBytes(base_bytes_)}});
   return absl::OkStatus();
 }
 
