@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -83,6 +84,8 @@ class Planner {
                                  uint64_t device_bytes,
                                  uint64_t host_bytes) const;
   bool Fits(const StepPolicy& policy, uint64_t host_bytes) const;
+  // The policy that fits with the least on the device; nullopt: none does.
+  std::optional<StepPolicy> Narrowest(uint64_t host_bytes) const;
   // The most ample policy that fits, given that `policy` does.
   StepPolicy Widen(StepPolicy policy, uint64_t host_bytes) const;
   absl::Status Refusal(const StepPolicy& frugal, uint64_t beside) const;
@@ -184,6 +187,35 @@ bool Planner::Fits(const StepPolicy& policy, uint64_t host_bytes) const {
       });
 }
 
+std::optional<StepPolicy> Planner::Narrowest(uint64_t host_bytes) const {
+  StepPolicy policy;
+  const auto fits = [&] { return Fits(policy, host_bytes); };
+  if (fits()) {
+    return policy;
+  }
+  // What saves the device costs the host; a scarce host gets it back step by
+  // step.
+  policy.host_sums_from = job_.batch.micro_batches;
+  if (fits()) {
+    return policy;
+  }
+  policy.flow_on_device = true;
+  if (fits()) {
+    return policy;
+  }
+  // Few inputs on the device may still be too many for the host, and many too
+  // many for the device: no order to search by. Sixteen tries are enough to
+  // find a range that is worth having.
+  const uint32_t step = std::max(1u, middle_ / 16);
+  for (uint32_t inputs = step; inputs < middle_ + step; inputs += step) {
+    policy.device_inputs = std::min(inputs, middle_);
+    if (fits()) {
+      return policy;
+    }
+  }
+  return std::nullopt;
+}
+
 StepPolicy Planner::Widen(StepPolicy policy, uint64_t host_bytes) const {
   const auto widen = [&](uint32_t StepPolicy::*field, uint32_t value) {
     StepPolicy wider = policy;
@@ -199,9 +231,9 @@ StepPolicy Planner::Widen(StepPolicy policy, uint64_t host_bytes) const {
     uint32_t low = 0;
     uint32_t high = middle_;
     while (low < high) {
-      const uint32_t count = high == middle_ && low == 0
-                                 ? middle_  // Ample budgets are common.
-                                 : low + (high - low + 1) / 2;
+      // All of them first: ample budgets are common.
+      const uint32_t count =
+          high == middle_ ? middle_ : low + (high - low + 1) / 2;
       if (widen(field, count)) {
         low = count;
       } else {
@@ -217,13 +249,13 @@ StepPolicy Planner::Widen(StepPolicy policy, uint64_t host_bytes) const {
     share = std::max(share, assignment.micro_batches());
   }
   widen(&StepPolicy::prefetch, std::min(job_.worker.prefetch, 1u));
-  widen(&StepPolicy::host_sums_from, 2);
+  widen(&StepPolicy::host_sums_from, std::max(2u, policy.host_sums_from));
   StepPolicy flowing = policy;
   flowing.flow_on_device = true;
   if (Fits(flowing, host_bytes)) {
     policy = flowing;
   }
-  for (uint32_t from = share; from > 2; from /= 2) {
+  for (uint32_t from = share; from > policy.host_sums_from; from /= 2) {
     if (widen(&StepPolicy::host_sums_from, from)) {
       break;
     }
@@ -344,15 +376,18 @@ absl::StatusOr<StepPlan> Planner::Plan() {
     return job_.worker.host_memory - std::min(beside, job_.worker.host_memory);
   };
   plan.staging_bytes = std::max(largest_chunk_bytes_, 2 * largest_gradient);
-  if (!Fits(frugal, host_left(plan.staging_bytes))) {
+  std::optional<StepPolicy> start = Narrowest(host_left(plan.staging_bytes));
+  if (!start.has_value()) {
     plan.staging_bytes = largest_chunk_bytes_;
     const uint64_t beside = plan.receive_bytes + plan.staging_bytes;
-    if (beside > job_.worker.host_memory ||
-        !Fits(frugal, host_left(plan.staging_bytes))) {
+    if (beside <= job_.worker.host_memory) {
+      start = Narrowest(host_left(plan.staging_bytes));
+    }
+    if (!start.has_value()) {
       return Refusal(frugal, beside);
     }
   }
-  plan.policy = Widen(frugal, host_left(plan.staging_bytes));
+  plan.policy = Widen(*start, host_left(plan.staging_bytes));
   for (const Assignment& assignment : dealt_) {
     BALLAST_ASSIGN_OR_RETURN(
         const Peaks peaks,

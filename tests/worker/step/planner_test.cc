@@ -134,6 +134,22 @@ TEST(PlannerTest, SmallestHostBudgetItNamesFitsAndLessDoesNot) {
               HasSubstr("worker.host_memory"));
 }
 
+TEST(PlannerTest, TheDeviceTakesWhatAScarceHostCannot) {
+  Job job = SmallJob();
+  const auto ample = Plan(job);
+  ASSERT_TRUE(ample.ok());
+  job.worker.memory = ample->device_bytes / 3;
+  const auto usual = Plan(job);
+  ASSERT_TRUE(usual.ok()) << usual.status();
+  ASSERT_GT(usual->host_step_bytes, 0u);
+  job.worker.host_memory =
+      usual->report.host_peak_bytes() - usual->host_step_bytes / 4;
+  const auto lean = Plan(job);
+  ASSERT_TRUE(lean.ok()) << lean.status();
+  EXPECT_LT(lean->report.host_peak_bytes(), usual->report.host_peak_bytes());
+  ExpectRunsWithinItsPlan(job);
+}
+
 TEST(PlannerTest, LongerAssignmentsAreCutIntoPlannedPasses) {
   Job job = SmallJob();
   job.worker.count = 3;  // Shares of 2, 3 and 3.
@@ -177,7 +193,7 @@ TEST(PlannerTest, TheExamplesFitWhereTheirWeightsDoNot) {
 
   job = ExampleJob(32, 7, 448, 256);
   job.worker.memory = uint64_t{72} << 20;
-  job.worker.host_memory = uint64_t{320} << 20;
+  job.worker.host_memory = uint64_t{256} << 20;
   const auto deep = Plan(job, 2);
   ASSERT_TRUE(deep.ok()) << deep.status();
   EXPECT_GT(deep->report.weights_bytes(), 4 * job.worker.memory);
