@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # The newcomer's door: each target installs what is missing, then builds.
-.PHONY: build train test deps data tidy format format-check
+.PHONY: configure build train test deps data tidy format format-check
 .DEFAULT_GOAL := build
 
 deps:
 	@bash deploy/install-deps.sh
 
-build: deps
+configure: deps
 	@cmake --preset release -Wno-dev >/dev/null
-	@cmake --build --preset release
+
+build: configure
+	@cmake --build --preset release --target ballast ballast-coordinator \
+	  ballast-ps ballast-worker
 
 data: deps
 	@bash deploy/fetch-austen.sh data/austen
@@ -16,7 +19,8 @@ data: deps
 train: build data
 	@build/release/bin/ballast train examples/austen.yaml
 
-test: build data
+test: configure data
+	@cmake --build --preset release
 	@ctest --preset release
 
 # For those who change the code; clang-format and clang-tidy are Debian's.
