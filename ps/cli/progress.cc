@@ -176,7 +176,7 @@ std::string ProgressBlock(const Job& job, const v1::StatusReply& status) {
                         Speed(status), ValidationText(status)));
   }
   if (!status.waits_for().empty()) {
-    absl::StrAppend(&out, "  waits for ", status.waits_for(), "\n");
+    absl::StrAppend(&out, "  waits: ", status.waits_for(), "\n");
   }
   return absl::StrCat(out, MemberRows(status));
 }
@@ -207,7 +207,7 @@ std::string ProgressLine(const Job& job, const v1::StatusReply& status) {
     parts.push_back(absl::StrCat("server ", FormatBytes(server_peak)));
     parts.push_back(absl::StrCat("to disk ", FormatBytes(spilled)));
   } else if (!status.waits_for().empty()) {
-    parts.push_back(absl::StrCat("waits for ", status.waits_for()));
+    parts.push_back(absl::StrCat("waits: ", status.waits_for()));
   }
   std::erase(parts, "");
   return absl::StrCat(absl::StrJoin(parts, "  "), "\n");
@@ -237,7 +237,7 @@ std::string StatusText(const v1::StatusReply& status) {
   }
   for (const auto& [name, text] :
        {std::pair{"checkpoint", status.last_checkpoint()},
-        std::pair{"waits for", status.waits_for()},
+        std::pair{"waits", status.waits_for()},
         std::pair{"failure", status.failure()}}) {
     if (!text.empty()) {
       rows.push_back({name, text});

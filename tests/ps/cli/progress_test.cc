@@ -118,9 +118,9 @@ TEST(ProgressTest, ALineTellsStepLossSpeedTimeLeftAndMemory) {
 TEST(ProgressTest, ALineBeforeTheFirstStepSaysWhatIsWaitedFor) {
   v1::StatusReply status = AfterStep(0);
   status.set_phase("forming");
-  status.set_waits_for("worker-1 to join");
+  status.set_waits_for("worker-1 has not joined");
   EXPECT_EQ(ProgressLine(ATwoByTwoJob(), status),
-            "step 0/100  forming  waits for worker-1 to join\n");
+            "step 0/100  forming  waits: worker-1 has not joined\n");
 }
 
 TEST(ProgressTest, TheBlockHasABarAndARowForEachMember) {
