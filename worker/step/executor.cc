@@ -152,7 +152,7 @@ absl::Status Pass::ForwardUnit(uint32_t unit,
     if (train && unit > 0) {
       if (Among(unit, policy_.device_inputs)) {
         input.host.reset();
-        input.device = std::move(x);
+        input.device = std::exchange(x, DeviceBuffer());
       } else if (!input.host) {
         BALLAST_ASSIGN_OR_RETURN(input.host, CopyToHost(x));
       }

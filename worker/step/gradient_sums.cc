@@ -14,7 +14,7 @@ namespace {
 
 // A sum comes back from host memory in pieces of this size, so that it does not
 // need a second tensor's worth of device memory.
-constexpr uint64_t kPieceElems = 64 * 1024;
+constexpr uint64_t kPieceElems = uint64_t{64} << 10;
 
 }  // namespace
 

@@ -367,7 +367,7 @@ absl::StatusOr<StepPlan> Planner::Plan() {
   StepPlan plan;
   // gRPC assembles one message a server while another is copied out.
   plan.receive_bytes =
-      2 * job_.server.count *
+      uint64_t{2} * job_.server.count *
       std::max(largest_served_bytes_, std::min(kReplyBytes, largest_unit));
   // Room for a unit to leave while the next one comes, or for one chunk.
   const StepPolicy frugal;
