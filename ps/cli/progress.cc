@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,10 @@ namespace {
 
 // Between two plain lines.
 constexpr absl::Duration kLineEvery = absl::Seconds(5);
+// A wait that a person should see.
+constexpr int64_t kWaitShown = 1000;  // Milliseconds.
+// A block taller than the terminal could not be drawn over.
+constexpr size_t kRowsMax = 12;
 // fp32 master, two moments and a gradient: what a usual trainer holds.
 constexpr uint64_t kUsualBytesPerParameter = 16;
 
@@ -72,26 +77,51 @@ std::string BudgetText(const v1::MemberStats& stats) {
                       FormatBytes(stats.memory_peak_bytes()));
 }
 
+// What the member does, or whom it has waited for longer than a step's usual
+// back and forth.
+std::string Doing(const v1::MemberStats& stats) {
+  return stats.waits_for().empty() || stats.waits_ms() < kWaitShown
+             ? stats.phase()
+             : absl::StrCat("waits for ", stats.waits_for(), " since ",
+                            stats.waits_ms() / 1000, "s");
+}
+
+// Present members: servers, then workers, each by number.
+std::vector<const v1::MemberStatus*> Present(const v1::StatusReply& status) {
+  std::vector<const v1::MemberStatus*> members;
+  for (const v1::MemberStatus& member : status.members()) {
+    if (member.state() != "gone") {
+      members.push_back(&member);
+    }
+  }
+  const auto key = [](const v1::MemberStatus* member) {
+    return std::make_tuple(member->role(), member->name().size(),
+                           member->name());
+  };
+  std::sort(members.begin(), members.end(),
+            [&key](const auto* a, const auto* b) { return key(a) < key(b); });
+  return members;
+}
+
 // One row a member: where memory is, what it does.
 std::string MemberRows(const v1::StatusReply& status) {
+  const std::vector<const v1::MemberStatus*> members = Present(status);
   std::vector<std::vector<std::string>> rows;
-  for (const v1::MemberStatus& member : status.members()) {
-    if (member.state() == "gone") {
-      continue;
+  for (const v1::MemberStatus* member : members) {
+    if (rows.size() == kRowsMax) {
+      rows.push_back({absl::StrCat("  and ", members.size() - kRowsMax,
+                                   " more: `ballast status`")});
+      break;
     }
-    const v1::MemberStats& stats = member.stats();
-    std::string doing = stats.phase();
-    if (!stats.waits_for().empty()) {
-      doing = absl::StrCat("waits for ", stats.waits_for());
-    }
+    const v1::MemberStats& stats = member->stats();
+    const bool server = IsServer(*member);
     rows.push_back(
-        {absl::StrCat("  ", member.name()),
-         absl::StrCat(IsWorker(member) ? "device " : "RAM ", BudgetText(stats)),
-         IsServer(member)
-             ? absl::StrCat("to disk ",
-                            FormatBytes(stats.spilled_bytes_written()))
-             : "",
-         doing});
+        {absl::StrCat("  ", member->name()),
+         absl::StrCat(server ? "RAM " : "device ", BudgetText(stats)),
+         server ? absl::StrCat("to disk ",
+                               FormatBytes(stats.spilled_bytes_written()))
+                : "",
+         Doing(stats)});
   }
   return FormatTable(rows);
 }
@@ -175,7 +205,8 @@ std::string ProgressBlock(const Job& job, const v1::StatusReply& status) {
                         last.loss(), last.learning_rate(), last.grad_norm(),
                         Speed(status), ValidationText(status)));
   }
-  if (!status.waits_for().empty()) {
+  // In training someone is always waited for, for a moment.
+  if (!status.waits_for().empty() && !IsTraining(status)) {
     absl::StrAppend(&out, "  waits: ", status.waits_for(), "\n");
   }
   return absl::StrCat(out, MemberRows(status));
@@ -253,11 +284,7 @@ std::string StatusText(const v1::StatusReply& status) {
              ? absl::StrCat("silent ", member.silent_ms() / 1000, "s")
              : member.state(),
          absl::StrCat(member.pid()), BudgetText(stats),
-         FormatBytes(stats.spilled_bytes_written()),
-         stats.waits_for().empty()
-             ? stats.phase()
-             : absl::StrCat("waits for ", stats.waits_for(), " since ",
-                            stats.waits_ms() / 1000, "s")});
+         FormatBytes(stats.spilled_bytes_written()), Doing(stats)});
   }
   return absl::StrCat(out, "\n", FormatTable(rows));
 }

@@ -125,7 +125,12 @@ TEST(ProgressTest, ALineBeforeTheFirstStepSaysWhatIsWaitedFor) {
 
 TEST(ProgressTest, TheBlockHasABarAndARowForEachMember) {
   v1::StatusReply status = AfterStep(50);
-  status.mutable_members(0)->mutable_stats()->set_waits_for("worker-1");
+  v1::MemberStats* stats = status.mutable_members(0)->mutable_stats();
+  stats->set_phase("update");
+  stats->set_waits_for("worker-1");
+  stats->set_waits_ms(999);
+  EXPECT_THAT(ProgressBlock(ATwoByTwoJob(), status), HasSubstr("update"));
+  stats->set_waits_ms(1000);
   const std::string block = ProgressBlock(ATwoByTwoJob(), status);
   EXPECT_THAT(block, StartsWith("tiny  step 50/100  "
                                 "[############............]  50%  50s left\n"));
@@ -135,6 +140,23 @@ TEST(ProgressTest, TheBlockHasABarAndARowForEachMember) {
   status.mutable_members(3)->set_state("gone");
   EXPECT_THAT(ProgressBlock(ATwoByTwoJob(), status),
               Not(HasSubstr("  worker-1  device")));
+}
+
+TEST(ProgressTest, TheBlockListsServersFirstAndEndsBeforeItIsTooTall) {
+  v1::StatusReply status = AfterStep(50);
+  status.mutable_members()->SwapElements(0, 3);
+  std::string block = ProgressBlock(ATwoByTwoJob(), status);
+  EXPECT_LT(block.find("server-0"), block.find("server-1"));
+  EXPECT_LT(block.find("server-1"), block.find("worker-0"));
+  for (int i = 2; i < 12; ++i) {
+    v1::MemberStatus* member = status.add_members();
+    *member = status.members(1);
+    member->set_name("server-" + std::to_string(i));
+  }
+  block = ProgressBlock(ATwoByTwoJob(), status);
+  EXPECT_LT(block.find("server-9 "), block.find("server-10 "));
+  EXPECT_THAT(block, HasSubstr("and 2 more"));
+  EXPECT_THAT(block, Not(HasSubstr("worker-0")));
 }
 
 TEST(ProgressTest, WithoutATerminalOnlyNewsMakeALineAtOnce) {
