@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <map>
 #include <numeric>
 #include <sstream>
+#include <system_error>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -216,9 +216,8 @@ absl::Status TakeFile(const Table& table, const std::string& path,
   std::ifstream file(path);
   std::ostringstream text;
   if (!file || !(text << file.rdbuf())) {
-    // NOLINTNEXTLINE(concurrency-mt-unsafe): glibc keeps a text for each
-    // thread.
-    const char* const why = errno != 0 ? std::strerror(errno) : "it is empty";
+    const std::string why =
+        errno != 0 ? std::generic_category().message(errno) : "it is empty";
     return Wrong(path, absl::StrCat("cannot read the job file: ", why));
   }
   if (!IsUtf8(text.str())) {

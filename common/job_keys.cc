@@ -21,7 +21,7 @@ constexpr KeyGroup kOperations = KeyGroup::kOperations;
 
 // Shortest text that reads back to the same double.
 std::string DoubleText(double value) {
-  std::array<char, 32> buffer;
+  std::array<char, 32> buffer = {};
   const auto end =
       std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);
   return std::string(buffer.data(), end.ptr);
@@ -171,8 +171,8 @@ JobKey OneOf(absl::string_view name, KeyGroup group, Field field,
 }
 
 // Refuses, by name, values of a key that are planned and not built.
-JobKey NotBuilt(JobKey key, std::vector<std::string> values,
-                std::string instead) {
+JobKey NotBuilt(JobKey key, const std::vector<std::string>& values,
+                const std::string& instead) {
   key.parse = [parse = key.parse, values, instead](const std::string& text,
                                                    Job* job) {
     for (const std::string& value : values) {
@@ -240,8 +240,10 @@ JobKey RunName() {
 using Table = std::vector<JobKey>;
 
 // The address of a field, for reading and for writing.
+// NOLINTBEGIN(bugprone-macro-parentheses): `path` follows a dot.
 #define BALLAST_FIELD(path) \
   [](auto& job) -> auto& { return job.path; }
+// NOLINTEND(bugprone-macro-parentheses)
 
 void AddRunModelData(Table* table) {
   table->push_back(RunName());

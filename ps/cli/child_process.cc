@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,7 +34,7 @@ namespace {
   ::signal(SIGPIPE, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, nullptr);
+  pthread_sigmask(SIG_SETMASK, &none, nullptr);
   const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   dup2(null, STDIN_FILENO);
   dup2(log, STDOUT_FILENO);
@@ -53,15 +54,16 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
     const Options& options) {
   const std::string& binary = options.argv[0];
   if (access(binary.c_str(), X_OK) != 0) {
-    return absl::NotFoundError(
-        absl::StrCat("cannot run ", binary, ": ", strerror(errno),
-                     "; the binaries of all roles stand side by side"));
+    return absl::NotFoundError(absl::StrCat(
+        "cannot run ", binary, ": ", std::generic_category().message(errno),
+        "; the binaries of all roles stand side by side"));
   }
   const int log = open(options.log_path.c_str(),
                        O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (log < 0) {
     return absl::FailedPreconditionError(
-        absl::StrCat("cannot write ", options.log_path, ": ", strerror(errno)));
+        absl::StrCat("cannot write ", options.log_path, ": ",
+                     std::generic_category().message(errno)));
   }
   std::vector<char*> argv;
   for (const std::string& argument : options.argv) {
@@ -78,7 +80,8 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
   close(log);
   if (pid < 0) {
     return absl::FailedPreconditionError(
-        absl::StrCat("cannot start ", options.name, ": ", strerror(error)));
+        absl::StrCat("cannot start ", options.name, ": ",
+                     std::generic_category().message(error)));
   }
   return std::unique_ptr<ChildProcess>(new ChildProcess(options, pid));
 }

@@ -2,7 +2,6 @@
 #include "ps/cli/run_folder.h"
 
 #include <fcntl.h>
-#include <string.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -37,8 +36,8 @@ absl::StatusOr<int> Lock(const std::string& path) {
   const std::string name = path + "/launcher.lock";
   const int fd = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cannot write ", name, ": ", strerror(errno)));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "cannot write ", name, ": ", std::generic_category().message(errno)));
   }
   if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
     close(fd);
@@ -167,7 +166,8 @@ absl::Status CheckText(const Job& job) {
     return wrong("is not a file; name a text file");
   }
   if (access(path.c_str(), R_OK) != 0) {
-    return wrong(absl::StrCat("cannot be read: ", strerror(errno)));
+    return wrong(absl::StrCat("cannot be read: ",
+                              std::generic_category().message(errno)));
   }
   const uint64_t bytes = fs::file_size(path, error);
   if (bytes == 0) {
@@ -221,9 +221,9 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
     fs::rename(temporary, path, error);
   }
   if (!file || error) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cannot write ", path, ": ",
-                     error ? error.message() : std::string(strerror(errno))));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "cannot write ", path, ": ",
+        error ? error.message() : std::generic_category().message(errno)));
   }
   return absl::OkStatus();
 }

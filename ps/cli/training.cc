@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -127,11 +126,12 @@ absl::Status Training::TakeSignals() {
     sigaddset(&set, signal);
   }
   // Before the first thread, so that gRPC's threads have them blocked too.
-  sigprocmask(SIG_BLOCK, &set, nullptr);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signal(SIGPIPE, SIG_IGN);  // A closed pager must not end the run.
   signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   if (signal_fd_ < 0) {
-    return absl::InternalError(absl::StrCat("signalfd: ", strerror(errno)));
+    return absl::InternalError(
+        absl::StrCat("signalfd: ", std::generic_category().message(errno)));
   }
   return absl::OkStatus();
 }
@@ -154,7 +154,8 @@ absl::Status Training::StartChild(std::string name,
 absl::Status Training::StartCoordinator() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
-    return absl::InternalError(absl::StrCat("pipe: ", strerror(errno)));
+    return absl::InternalError(
+        absl::StrCat("pipe: ", std::generic_category().message(errno)));
   }
   announce_fd_ = ends[0];
   std::vector<std::string> argv = {"ballast-coordinator", "--config",
@@ -170,8 +171,7 @@ absl::Status Training::StartCoordinator() {
     argv.push_back("--stop-after");
     argv.push_back(absl::StrCat(options_.stop_after));
   }
-  const absl::Status started =
-      StartChild("coordinator", std::move(argv), ends[1]);
+  absl::Status started = StartChild("coordinator", std::move(argv), ends[1]);
   close(ends[1]);
   return started;
 }
@@ -249,7 +249,7 @@ void Training::Wait(absl::Time until, int fd) {
       std::clamp(std::min(until, deadline_) - MonotonicNow(),
                  absl::ZeroDuration(), absl::Minutes(1));
   poll(ready, 2, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
-  signalfd_siginfo info;
+  signalfd_siginfo info = {};
   while (read(signal_fd_, &info, sizeof(info)) == sizeof(info)) {
     if (info.ssi_signo != SIGCHLD) {
       OnInterrupt();

@@ -39,6 +39,9 @@ while [ $# -gt 0 ]; do
 done
 eval "echo 127.0.0.1:1 >&$fd; exec $fd>&-"
 )";
+// All five roles have been started.
+constexpr char kUntilAllStarted[] =
+    "while [ $(wc -l <${0%/*}/pids) -lt 5 ]; do sleep 0.02; done\n";
 constexpr char kUntilTold[] =
     "trap 'kill $!; exit 0' TERM\nsleep 1000 & wait\n";
 constexpr char kStuck[] = "trap '' TERM\nwhile :; do sleep 1; done\n";
@@ -110,7 +113,8 @@ TEST_F(TrainingTest, EndsWellWhenEveryRoleDoes) {
 }
 
 TEST_F(TrainingTest, GivesEachRoleItsArguments) {
-  Train({{"ballast-coordinator", std::string("echo \"$@\"\n") + kAnnounce},
+  Train({{"ballast-coordinator",
+          std::string("echo \"$@\"\n") + kAnnounce + kUntilAllStarted},
          {"ballast-ps", "echo \"$@\""},
          {"ballast-worker", "echo \"$@\""}});
   const std::string config =
