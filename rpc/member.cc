@@ -19,7 +19,9 @@
 namespace ballast {
 namespace {
 
-constexpr absl::Duration kPollWaitMax = absl::Milliseconds(500);
+// Each poll brings the member's figures along, so this is also how old what
+// `ballast status` shows may be: short against a step.
+constexpr absl::Duration kPollWaitMax = absl::Milliseconds(100);
 constexpr absl::Duration kCallTimeout = absl::Seconds(5);
 constexpr absl::Duration kRetryFirst = absl::Milliseconds(20);
 constexpr absl::Duration kRetryLast = absl::Milliseconds(500);
