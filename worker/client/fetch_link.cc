@@ -85,9 +85,16 @@ absl::Status FetchLink::Close() {
     while (reading_) {
       state_.changed.Wait(&state_.mutex);
     }
-    stream = std::move(stream_);
+    stream = stream_;
   }
-  return stream == nullptr ? absl::OkStatus() : stream->Finish();
+  if (stream == nullptr) {
+    return absl::OkStatus();
+  }
+  // It stays in reach of Cancel meanwhile: the server may never answer.
+  absl::Status status = stream->Finish();
+  MutexLock lock(&state_.mutex);
+  stream_ = nullptr;
+  return status;
 }
 
 void FetchLink::Break() {
@@ -128,11 +135,11 @@ void FetchLink::Run() {
     auto buffer = stream->Read();
     const absl::Status status = buffer.ok() ? Take(*buffer) : buffer.status();
     if (!status.ok()) {
-      {
-        MutexLock lock(&state_.mutex);
-        outstanding_.clear();
-      }
+      // Both under one lock: a request that is gone without a failure would
+      // look answered, and weights that never came be computed with.
+      MutexLock lock(&state_.mutex);
       state_.Fail(server_.name, status);
+      outstanding_.clear();
     }
   }
 }
@@ -155,6 +162,11 @@ absl::Status FetchLink::Take(const grpc::ByteBuffer& buffer) {
     return absl::InternalError(absl::StrCat(
         "an answer of kind ", static_cast<int>(header.kind), " to request ",
         header.sequence, " at version ", header.step, " that nobody asked"));
+  }
+  if (!server_.IsLife(header.incarnation)) {
+    return absl::AbortedError(
+        absl::StrCat("weights of incarnation ", header.incarnation,
+                     "; the placement names ", server_.incarnation));
   }
   for (size_t i = 0; i < header.items.size(); ++i) {
     const auto wanted = request->wanted.find(header.items[i].chunk);

@@ -37,8 +37,7 @@ struct PassState {
 
   // Keeps the first; `who` is named in it.
   void Fail(const std::string& who, const absl::Status& why)
-      ABSL_LOCKS_EXCLUDED(mutex) {
-    MutexLock lock(&mutex);
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (failure.ok()) {
       failure =
           absl::Status(why.code(), absl::StrCat(who, ": ", why.message()));

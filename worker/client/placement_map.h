@@ -17,6 +17,12 @@ struct ServerAddress {
   std::string name;     // "server-1".
   std::string address;  // host:port.
   uint64_t incarnation = 0;
+
+  // Whether a message that `sender` signed comes from the life that the
+  // coordinator named; 0: it named none.
+  bool IsLife(uint64_t sender) const {
+    return incarnation == 0 || sender == incarnation;
+  }
 };
 
 // Immutable; thread-safe.

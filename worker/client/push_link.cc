@@ -82,9 +82,16 @@ absl::Status PushLink::Close() {
     while (reading_ || writing_) {
       state_.changed.Wait(&state_.mutex);
     }
-    stream = std::move(stream_);
+    stream = stream_;
   }
-  return stream == nullptr ? absl::OkStatus() : stream->Finish();
+  if (stream == nullptr) {
+    return absl::OkStatus();
+  }
+  // It stays in reach of Cancel meanwhile: the server may never answer.
+  absl::Status status = stream->Finish();
+  MutexLock lock(&state_.mutex);
+  stream_ = nullptr;
+  return status;
 }
 
 void PushLink::Break() {
@@ -193,10 +200,8 @@ void PushLink::RunReader() {
     auto buffer = stream->Read();
     const absl::Status status = buffer.ok() ? Take(*buffer) : buffer.status();
     if (!status.ok()) {
-      {
-        MutexLock lock(&state_.mutex);
-        broken_ = true;
-      }
+      MutexLock lock(&state_.mutex);
+      broken_ = true;
       state_.Fail(server_.name, status);
     }
   }
@@ -238,7 +243,7 @@ absl::Status PushLink::Acknowledge(const BulkHeader& header) {
                                             header.sequence,
                                             " that was not sent"));
   }
-  if (server_.incarnation != 0 && header.incarnation != server_.incarnation) {
+  if (!server_.IsLife(header.incarnation)) {
     return absl::AbortedError(
         absl::StrCat("an acknowledgement of incarnation ", header.incarnation,
                      "; the gradients went to ", server_.incarnation));

@@ -6,6 +6,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -25,13 +26,22 @@ class AnsweringReactor
   using Answer =
       std::function<std::vector<grpc::ByteBuffer>(const BulkMessage&)>;
 
-  AnsweringReactor(std::vector<grpc::ByteBuffer> greeting, Answer answer)
-      : answer_(std::move(answer)), out_(greeting.begin(), greeting.end()) {
+  // `held_ends` (may be null): counts the streams that the client has ended,
+  // which then stay open until the client breaks them off.
+  AnsweringReactor(std::vector<grpc::ByteBuffer> greeting, Answer answer,
+                   std::atomic<int>* held_ends = nullptr)
+      : answer_(std::move(answer)),
+        held_ends_(held_ends),
+        reasons_to_end_(held_ends == nullptr ? 1 : 2),
+        out_(greeting.begin(), greeting.end()) {
     Next();
   }
   void OnReadDone(bool ok) override {
     if (!ok) {
-      Finish(grpc::Status::OK);
+      if (held_ends_ != nullptr) {
+        ++*held_ends_;
+      }
+      MayEnd();
       return;
     }
     for (grpc::ByteBuffer& reply : answer_(BulkMessage::Parse(in_).value())) {
@@ -47,9 +57,19 @@ class AnsweringReactor
     out_.pop_front();
     Next();
   }
+  void OnCancel() override {
+    if (held_ends_ != nullptr) {
+      MayEnd();
+    }
+  }
   void OnDone() override { delete this; }
 
  private:
+  void MayEnd() {
+    if (--reasons_to_end_ == 0) {
+      Finish(grpc::Status::OK);
+    }
+  }
   void Next() {
     if (out_.empty()) {
       StartRead(&in_);
@@ -59,6 +79,8 @@ class AnsweringReactor
   }
 
   const Answer answer_;
+  std::atomic<int>* const held_ends_;
+  std::atomic<int> reasons_to_end_;  // No more reads, cancelled.
   std::deque<grpc::ByteBuffer> out_;
   grpc::ByteBuffer in_;
 };
@@ -72,6 +94,8 @@ class FakeShard
     TensorValues values = {};
     uint64_t credit_bytes = 1 << 20;
     bool silent = false;            // Never answers a fetch.
+    bool hold_end = false;          // Never ends a Fetch stream.
+    uint64_t incarnation = 0;       // In answers to fetches.
     absl::Status fetch_error = {};  // Answers every fetch with it.
   };
   explicit FakeShard(Options options) : options_(std::move(options)) {}
@@ -79,7 +103,8 @@ class FakeShard
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Fetch(
       grpc::CallbackServerContext*) override {
     return new AnsweringReactor(
-        {}, [this](const BulkMessage& request) { return Serve(request); });
+        {}, [this](const BulkMessage& request) { return Serve(request); },
+        options_.hold_end ? &held_ends_ : nullptr);
   }
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Push(
       grpc::CallbackServerContext*) override {
@@ -90,6 +115,9 @@ class FakeShard
         {MakeBulkMessage(hello)},
         [this](const BulkMessage& push) { return Take(push); });
   }
+
+  // Fetch streams that the client has ended and this server has not.
+  int held_ends() const { return held_ends_; }
 
   struct Gradient {
     BulkItem item;
@@ -117,6 +145,7 @@ class FakeShard
       options_.values(tensor, absl::MakeSpan(*whole));
       BulkHeader header;
       header.kind = BulkKind::kFetchReply;
+      header.incarnation = options_.incarnation;
       header.step = request.header().step;
       header.sequence = request.header().sequence;
       header.items.push_back(item);
@@ -149,6 +178,7 @@ class FakeShard
   }
 
   const Options options_;
+  std::atomic<int> held_ends_ = 0;
   Mutex mutex_;
   std::vector<Gradient> gradients_ ABSL_GUARDED_BY(mutex_);
 };

@@ -65,6 +65,7 @@ class ShardClientTest : public ::testing::Test {
       v1::ServerEntry* const server = placement.add_servers();
       server->set_name(absl::StrCat("server-", shards_.size() - 1));
       server->set_address(endpoints_.back()->address());
+      server->set_incarnation(server_incarnation_);
     }
     for (size_t chunk = 0; chunk < table_.chunks().size(); ++chunk) {
       placement.add_owner(static_cast<uint32_t>(chunk % 2));
@@ -138,6 +139,7 @@ class ShardClientTest : public ::testing::Test {
   std::unique_ptr<ShardClient> client_;
   std::vector<double> losses_;
   int losses_seen_ = 0;
+  uint64_t server_incarnation_ = 0;  // In the placement; 0: any will do.
 };
 
 TEST_F(ShardClientTest, StepOverTheWireHasTheBitsOfALocalOne) {
@@ -208,6 +210,32 @@ TEST_F(ShardClientTest, CancelEndsAWaitAndTheNextPassStartsAfresh) {
   client_->Begin({.timeline = 1, .step = 8, .incarnation = 5}, true);
   const absl::Status status = client_->End();
   EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(ShardClientTest, CancelReachesAStreamThatTheServerDoesNotEnd) {
+  Start({.hold_end = true}, {});
+  client_->Begin({.timeline = 1, .step = 0, .incarnation = 5}, false);
+  std::thread canceller([this] {
+    // Not before the client waits for the end.
+    while (shards_[0]->held_ends() == 0) {
+      std::this_thread::yield();
+    }
+    client_->Cancel();
+  });
+  const absl::Status status = client_->End();
+  canceller.join();
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
+  client_->Drop();
+}
+
+TEST_F(ShardClientTest, WeightsOfAnotherLifeOfTheServerAreRefused) {
+  server_incarnation_ = 9;
+  Start({.incarnation = 9}, {.incarnation = 8});
+  const absl::Status status = Step(0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("server-1: weights of incarnation 8"));
+  client_->Drop();
 }
 
 TEST(PlacementMapTest, RefusesAnotherModelAndAWrongCount) {
