@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
-#include <vector>
 
 #include "absl/types/span.h"
 #include "common/check.h"
@@ -191,15 +190,19 @@ class CpuKernels final : public Kernels {
     });
   }
 
+  uint64_t CrossEntropyScratchBytes(uint64_t rows) override {
+    return rows * sizeof(double);
+  }
+
   double CrossEntropy(uint64_t rows, uint64_t vocab, const uint32_t* targets,
-                      bool with_grad, float* logits) override {
-    row_losses_.resize(rows);
+                      bool with_grad, float* logits, void* scratch) override {
+    auto* const losses = static_cast<double*>(scratch);
     pool_.Run(rows, [&](uint64_t r, int) {
       BALLAST_CHECK(targets[r] < vocab);
-      row_losses_[r] =
+      losses[r] =
           CrossEntropyRow(vocab, targets[r], with_grad, logits + r * vocab);
     });
-    return std::accumulate(row_losses_.begin(), row_losses_.end(), 0.0);
+    return std::accumulate(losses, losses + rows, 0.0);
   }
 
   void Add(uint64_t count, const float* a, const float* b, float* y) override {
@@ -264,7 +267,6 @@ class CpuKernels final : public Kernels {
 
   TaskPool pool_;
   MatrixProducts products_;
-  std::vector<double> row_losses_;
 };
 
 }  // namespace

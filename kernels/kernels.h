@@ -121,12 +121,13 @@ class Kernels {
                              float* dtoken, float* dposition) = 0;
 
   // ---- Loss ----
+  virtual uint64_t CrossEntropyScratchBytes(uint64_t rows) = 0;
   // Cross-entropy in nats of logits (rows, vocab) against targets (rows).
   // Returns the sum over rows in fp64. When `with_grad`, logits are overwritten
   // with the gradient of that sum.
   virtual double CrossEntropy(uint64_t rows, uint64_t vocab,
                               const uint32_t* targets, bool with_grad,
-                              float* logits) = 0;
+                              float* logits, void* scratch) = 0;
 
   // ---- Element-wise ----
   // y = a + b. y may alias either.

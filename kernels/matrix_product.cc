@@ -292,8 +292,10 @@ MatrixProducts::~MatrixProducts() = default;
 
 bool MatrixProducts::HasBF16() {
   // A set of instructions is a set of bits; all that multiply bf16 hold this
-  // one.
-  constexpr auto kNeeded = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
+  // one. Without it oneDNN widens to fp32, in megabytes that it allocates
+  // itself, beside every budget, and rounds differently.
+  constexpr auto kNeeded =
+      static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
   const auto present = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   return (present & kNeeded) == kNeeded;
 }

@@ -56,8 +56,11 @@ class PlanningKernels : public Kernels {
                  const void*, const void*, float*) override {}
   void EmbeddingGrad(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
                      const uint32_t*, const float*, float*, float*) override {}
-  double CrossEntropy(uint64_t, uint64_t, const uint32_t*, bool,
-                      float*) override {
+  uint64_t CrossEntropyScratchBytes(uint64_t rows) override {
+    return real_->CrossEntropyScratchBytes(rows);
+  }
+  double CrossEntropy(uint64_t, uint64_t, const uint32_t*, bool, float*,
+                      void*) override {
     return 0;
   }
   void Add(uint64_t, const float*, const float*, float*) override {}

@@ -35,20 +35,29 @@ inline std::vector<double> Wide(const std::vector<float>& values) {
 }
 
 // Uninitialised, 64-byte aligned; filled with NaN so that reading what was not
-// written shows.
+// written shows. Fails the test when more than `bytes` were written.
 class Scratch {
  public:
   explicit Scratch(uint64_t bytes)
-      : data_(::operator new (bytes + 64, std::align_val_t{64})) {
-    std::memset(data_, 0xff, bytes + 64);
+      : bytes_(bytes),
+        data_(static_cast<unsigned char*>(
+            ::operator new (bytes + kGuard, std::align_val_t{64}))) {
+    std::memset(data_, 0xff, bytes + kGuard);
   }
-  ~Scratch() { ::operator delete (data_, std::align_val_t{64}); }
+  ~Scratch() {
+    for (uint64_t i = 0; i < kGuard; ++i) {
+      EXPECT_EQ(data_[bytes_ + i], 0xff) << i << " bytes past " << bytes_;
+    }
+    ::operator delete (data_, std::align_val_t{64});
+  }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   void* get() const { return data_; }
 
  private:
-  void* data_;
+  static constexpr uint64_t kGuard = 64;
+  const uint64_t bytes_;
+  unsigned char* const data_;
 };
 
 // |got - want| <= absolute + relative * |want|, everywhere.

@@ -178,22 +178,23 @@ TEST_P(CrossEntropyTest, AgreesWithTheReferenceInDouble) {
   const double want_loss = reference::CrossEntropy<double>(
       rows, vocab, targets.data(), true, want.data());
 
-  const auto one = MakeCpuKernels(1);
+  const auto run = [&](int threads, bool with_grad, float* out) {
+    const auto kernels = MakeCpuKernels(threads);
+    return kernels->CrossEntropy(
+        rows, vocab, targets.data(), with_grad, out,
+        Scratch(kernels->CrossEntropyScratchBytes(rows)).get());
+  };
   auto kept = logits;
-  const double loss =
-      one->CrossEntropy(rows, vocab, targets.data(), false, kept.data());
+  const double loss = run(1, false, kept.data());
   EXPECT_TRUE(SameBits(kept, logits));
   EXPECT_NEAR(loss, want_loss, 1e-6 * (1 + want_loss));
 
   auto grad = logits;
-  EXPECT_EQ(one->CrossEntropy(rows, vocab, targets.data(), true, grad.data()),
-            loss);
+  EXPECT_EQ(run(1, true, grad.data()), loss);
   EXPECT_TRUE(Near(grad, want, 1e-6));
   for (const int threads : {2, 3}) {
     auto other = logits;
-    EXPECT_EQ(MakeCpuKernels(threads)->CrossEntropy(rows, vocab, targets.data(),
-                                                    true, other.data()),
-              loss);
+    EXPECT_EQ(run(threads, true, other.data()), loss);
     EXPECT_TRUE(SameBits(grad, other));
   }
 }
@@ -204,8 +205,10 @@ INSTANTIATE_TEST_SUITE_P(Vocabularies, CrossEntropyTest,
 TEST(CrossEntropyLargeTest, DoesNotOverflow) {
   std::vector<float> logits = {1e4f, -1e4f, 0};
   const uint32_t target = 1;
-  const double loss =
-      MakeCpuKernels(1)->CrossEntropy(1, 3, &target, true, logits.data());
+  const auto kernels = MakeCpuKernels(1);
+  const double loss = kernels->CrossEntropy(
+      1, 3, &target, true, logits.data(),
+      Scratch(kernels->CrossEntropyScratchBytes(1)).get());
   EXPECT_DOUBLE_EQ(loss, 2e4);
   EXPECT_EQ(logits, (std::vector<float>{1, -1, 0}));
 }

@@ -120,8 +120,9 @@ Layers RunLayers(int64_t target) {
                          Scratch(kernels->AttentionGradScratchBytes(s)).get());
   r.logits = x;
   const std::vector<uint32_t> targets(rows, 7);
-  r.loss =
-      kernels->CrossEntropy(rows, width, targets.data(), true, r.logits.data());
+  r.loss = kernels->CrossEntropy(
+      rows, width, targets.data(), true, r.logits.data(),
+      Scratch(kernels->CrossEntropyScratchBytes(rows)).get());
   return r;
 }
 

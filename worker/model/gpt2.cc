@@ -328,8 +328,9 @@ class HeadUnit : public LossUnit {
     BALLAST_RETURN_IF_ERROR(ops.Linear(shape, norm.y.as<float>(),
                                        args.weights[kHead], nullptr,
                                        logits.as<float>()));
-    *loss = ops.kernels().CrossEntropy(rows, shape_.vocabulary, args.ids,
-                                       writer != nullptr, logits.as<float>());
+    BALLAST_RETURN_IF_ERROR(ops.CrossEntropy(rows, shape_.vocabulary, args.ids,
+                                             writer != nullptr,
+                                             logits.as<float>(), loss));
     if (writer == nullptr) {
       return DeviceBuffer();
     }

@@ -93,4 +93,14 @@ absl::Status LayerOps::AttentionGrad(const AttentionShape& shape,
   return absl::OkStatus();
 }
 
+absl::Status LayerOps::CrossEntropy(uint64_t rows, uint64_t vocab,
+                                    const uint32_t* targets, bool with_grad,
+                                    float* logits, double* loss) {
+  BALLAST_ASSIGN_OR_RETURN(const DeviceBuffer scratch,
+                           Scratch(kernels_.CrossEntropyScratchBytes(rows)));
+  *loss = kernels_.CrossEntropy(rows, vocab, targets, with_grad, logits,
+                                scratch.data());
+  return absl::OkStatus();
+}
+
 }  // namespace ballast

@@ -57,6 +57,11 @@ class LayerOps {
                              const float* lse, const float* dout, float* dq,
                              float* dk, float* dv);
 
+  // `loss` receives the sum; see Kernels::CrossEntropy.
+  absl::Status CrossEntropy(uint64_t rows, uint64_t vocab,
+                            const uint32_t* targets, bool with_grad,
+                            float* logits, double* loss);
+
  private:
   // Empty when no byte is needed.
   absl::StatusOr<DeviceBuffer> Scratch(uint64_t bytes);
