@@ -63,12 +63,13 @@ class Worker::Observer : public PassObserver {
     return worker_.CalledOff() ? absl::CancelledError("the pass was called off")
                                : absl::OkStatus();
   }
-  void Rest() { unit_.store(-1, std::memory_order_relaxed); }
+  void Rest() { unit_.store(kResting, std::memory_order_relaxed); }
+  void Prepare() { unit_.store(kPreparing, std::memory_order_relaxed); }
 
   std::string Phase() const {
     const int unit = unit_.load(std::memory_order_relaxed);
     if (unit < 0) {
-      return "waits for a directive";
+      return unit == kResting ? "waits for a directive" : "opens a pass";
     }
     constexpr std::array kNames = {"forward ", "backward ", "evaluate "};
     return absl::StrCat(
@@ -77,9 +78,13 @@ class Worker::Observer : public PassObserver {
   }
 
  private:
+  // In place of a unit.
+  static constexpr int kResting = -1;
+  static constexpr int kPreparing = -2;
+
   const Worker& worker_;
   std::atomic<int> phase_ = 0;
-  std::atomic<int> unit_ = -1;
+  std::atomic<int> unit_ = kResting;
 };
 
 Worker::Worker(const Job& job, std::string coordinator, std::string name)
@@ -160,8 +165,8 @@ v1::MemberStats Worker::Stats() const {
   stats.set_memory_used_bytes(device_->used_bytes());
   stats.set_memory_peak_bytes(device_->peak_bytes());
   stats.set_host_budget_bytes(job_.worker.host_memory);
-  stats.set_host_peak_bytes(host_->peak_bytes() + plan_.staging_bytes +
-                            plan_.receive_bytes);
+  stats.set_host_peak_bytes(plan_.host_bytes() - plan_.host_step_bytes +
+                            host_->peak_bytes());
   stats.set_base_bytes(base_bytes_);
   stats.set_resident_bytes(ResidentBytes());
   stats.set_minor_faults(MinorFaults());
@@ -355,6 +360,7 @@ absl::Status Worker::EnsurePlacement(uint64_t version) {
 }
 
 absl::Status Worker::Attempt(const v1::WorkerDirective& directive) {
+  observer_->Prepare();
   BALLAST_RETURN_IF_ERROR(EnsurePlacement(directive.placement_version()));
   client_->Begin({.timeline = directive.timeline(),
                   .step = directive.step(),

@@ -92,12 +92,15 @@ class Planner {
   void AddShapes(StepPlan* plan) const;
   void Report(StepPlan* plan) const;
   uint64_t UnitBytes(uint32_t unit, bool gradient) const;
+  // Ids and targets of one micro-batch.
+  uint64_t BatchBytes() const { return family_.rows() * 2 * sizeof(uint32_t); }
 
   const Job& job_;
   ModelFamily& family_;
   Kernels& kernels_;
   const uint32_t middle_;              // Units that the policy counts over.
   std::vector<Assignment> dealt_;      // One of each shape that workers get.
+  uint32_t share_ = 1;                 // Micro-batches of the largest.
   uint64_t largest_chunk_bytes_ = 0;   // Of an fp32 gradient.
   uint64_t largest_served_bytes_ = 0;  // Of a fetched chunk.
 };
@@ -111,6 +114,7 @@ Planner::Planner(const Job& job, ModelFamily* family, Kernels* kernels)
   std::vector<PassShape> seen;
   for (const Span& range : DealSpans(total, job.worker.count)) {
     Assignment assignment = {.total = total, .nodes = Cover(range, total)};
+    share_ = std::max(share_, range.count);
     const PassShape shape = ShapeOf(assignment);
     if (std::find(seen.begin(), seen.end(), shape) == seen.end()) {
       seen.push_back(shape);
@@ -244,10 +248,6 @@ StepPolicy Planner::Widen(StepPolicy policy, uint64_t host_bytes) const {
   // Most time saved a byte first. Overlap with the network, then copies that
   // happen for every micro-batch, then what happens once a step; recomputing
   // costs most but its memory is far larger than a unit's weights.
-  uint32_t share = 1;
-  for (const Assignment& assignment : dealt_) {
-    share = std::max(share, assignment.micro_batches());
-  }
   widen(&StepPolicy::prefetch, std::min(job_.worker.prefetch, 1u));
   widen(&StepPolicy::host_sums_from, std::max(2u, policy.host_sums_from));
   StepPolicy flowing = policy;
@@ -255,7 +255,7 @@ StepPolicy Planner::Widen(StepPolicy policy, uint64_t host_bytes) const {
   if (Fits(flowing, host_bytes)) {
     policy = flowing;
   }
-  for (uint32_t from = share; from > policy.host_sums_from; from /= 2) {
+  for (uint32_t from = share_; from > policy.host_sums_from; from /= 2) {
     if (widen(&StepPolicy::host_sums_from, from)) {
       break;
     }
@@ -297,11 +297,7 @@ void Planner::AddShapes(StepPlan* plan) const {
   // Other shapes come up when workers come and go; those that happen to fit
   // below the peaks of the dealt ones are allowed too.
   std::vector<Assignment> candidates = dealt_;
-  uint32_t share = 1;
-  for (const Assignment& assignment : dealt_) {
-    share = std::max(share, assignment.micro_batches());
-  }
-  for (uint32_t count = 1; count <= share; count *= 2) {
+  for (uint32_t count = 1; count <= share_; count *= 2) {
     candidates.push_back({.total = count, .nodes = {{0, count}}});
   }
   for (const Assignment& assignment : candidates) {
@@ -342,8 +338,7 @@ void Planner::Report(StepPlan* plan) const {
       whole->device_at_turn -
       UnitBytes(static_cast<uint32_t>(layout.units.size() - 1), false));
   report.set_host_budget_bytes(job_.worker.host_memory);
-  report.set_host_peak_bytes(plan->host_step_bytes + plan->staging_bytes +
-                             plan->receive_bytes);
+  report.set_host_peak_bytes(plan->host_bytes());
   report.set_prefetch_units(policy.prefetch);
   report.set_resident_units(policy.resident_units);
   report.set_recomputed_units(middle_ - policy.kept_units);
@@ -369,25 +364,25 @@ absl::StatusOr<StepPlan> Planner::Plan() {
   plan.receive_bytes =
       uint64_t{2} * job_.server.count *
       std::max(largest_served_bytes_, std::min(kReplyBytes, largest_unit));
+  plan.batch_bytes = (share_ + Loader::kAheadMax + 1) * BatchBytes();
   // Room for a unit to leave while the next one comes, or for one chunk.
-  const StepPolicy frugal;
-  const auto host_left = [&](uint64_t staging) {
-    const uint64_t beside = plan.receive_bytes + staging;
-    return job_.worker.host_memory - std::min(beside, job_.worker.host_memory);
-  };
   plan.staging_bytes = std::max(largest_chunk_bytes_, 2 * largest_gradient);
-  std::optional<StepPolicy> start = Narrowest(host_left(plan.staging_bytes));
+  // What is beside the step, whose own part is not known yet.
+  const auto host_left = [&] {
+    return job_.worker.host_memory -
+           std::min(plan.host_bytes(), job_.worker.host_memory);
+  };
+  std::optional<StepPolicy> start = Narrowest(host_left());
   if (!start.has_value()) {
     plan.staging_bytes = largest_chunk_bytes_;
-    const uint64_t beside = plan.receive_bytes + plan.staging_bytes;
-    if (beside <= job_.worker.host_memory) {
-      start = Narrowest(host_left(plan.staging_bytes));
+    if (plan.host_bytes() <= job_.worker.host_memory) {
+      start = Narrowest(host_left());
     }
     if (!start.has_value()) {
-      return Refusal(frugal, beside);
+      return Refusal(StepPolicy(), plan.host_bytes());
     }
   }
-  plan.policy = Widen(*start, host_left(plan.staging_bytes));
+  plan.policy = Widen(*start, host_left());
   for (const Assignment& assignment : dealt_) {
     BALLAST_ASSIGN_OR_RETURN(
         const Peaks peaks,

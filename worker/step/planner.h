@@ -31,10 +31,15 @@ struct StepPlan {
   uint32_t micro_batches_max = 0;  // Of any of the shapes.
   uint64_t device_bytes = 0;       // Peak on the device.
   uint64_t host_step_bytes = 0;    // Peak of what the policy sends to the host.
-  // Beside it in host memory: gradients on their way out, and weights that
-  // have arrived and are not yet on the device.
+  // Beside it in host memory: gradients on their way out, weights that have
+  // arrived and are not yet on the device, and the data.
   uint64_t staging_bytes = 0;
   uint64_t receive_bytes = 0;
+  uint64_t batch_bytes = 0;  // Micro-batches in use and read ahead.
+
+  uint64_t host_bytes() const {
+    return host_step_bytes + staging_bytes + receive_bytes + batch_bytes;
+  }
   // What the coordinator is told; the peaks above in other words.
   v1::WorkerPlan report;
 };

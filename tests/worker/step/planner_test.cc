@@ -150,6 +150,18 @@ TEST(PlannerTest, TheDeviceTakesWhatAScarceHostCannot) {
   ExpectRunsWithinItsPlan(job);
 }
 
+TEST(PlannerTest, HostMemoryCoversTheDataThatIsReadAhead) {
+  const Job job = SmallJob();
+  const auto plan = Plan(job);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const uint64_t rows =
+      uint64_t{job.batch.micro_batch_size} * job.model.context;
+  const uint64_t held = job.batch.micro_batches + Loader::kAheadMax;
+  EXPECT_GE(plan->batch_bytes, held * rows * 2 * sizeof(uint32_t));
+  EXPECT_EQ(plan->report.host_peak_bytes(), plan->host_bytes());
+  EXPECT_GE(plan->host_bytes(), plan->staging_bytes + plan->batch_bytes);
+}
+
 TEST(PlannerTest, LongerAssignmentsAreCutIntoPlannedPasses) {
   Job job = SmallJob();
   job.worker.count = 3;  // Shares of 2, 3 and 3.
