@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "common/check.h"
 #include "hwy/targets.h"
@@ -31,6 +33,13 @@ constexpr uint64_t kScatterParts = 64;
 class CpuKernels final : public Kernels {
  public:
   explicit CpuKernels(int threads) : pool_(threads), products_(&pool_) {}
+
+  std::string Identity() const override {
+    // The best target is the lowest bit.
+    const int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
+    return absl::StrCat(MatrixProducts::Identity(), ", layers with ",
+                        hwy::TargetName(targets & -targets));
+  }
 
   uint64_t LinearScratchBytes(const LinearShape& shape) override {
     return products_.ScratchBytes(LinearProduct::kForward, shape);

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "common/dtype.h"
 
@@ -52,6 +53,10 @@ struct AttentionShape {
 class Kernels {
  public:
   virtual ~Kernels() = default;
+
+  // What the bits of results depend on beside arguments: libraries and
+  // instruction sets. The workers of a run must have the same.
+  virtual std::string Identity() const = 0;
 
   // ---- Matrix products ----
   virtual uint64_t LinearScratchBytes(const LinearShape& shape) = 0;

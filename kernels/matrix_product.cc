@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "oneapi/dnnl/dnnl.hpp"
 
@@ -298,6 +299,14 @@ bool MatrixProducts::HasBF16() {
       static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
   const auto present = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   return (present & kNeeded) == kNeeded;
+}
+
+std::string MatrixProducts::Identity() {
+  const dnnl::version_t& library = *dnnl::version();
+  return absl::StrCat(
+      "oneDNN ", library.major, ".", library.minor, ".", library.patch,
+      " with instruction set ",
+      absl::Hex(static_cast<unsigned>(dnnl::get_effective_cpu_isa())));
 }
 
 const MatrixProducts::Plan& MatrixProducts::PlanFor(LinearProduct product,

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kernels/kernels.h"
 #include "kernels/task_pool.h"
@@ -26,6 +27,8 @@ class MatrixProducts {
   ~MatrixProducts();
 
   static bool HasBF16();
+  // See Kernels::Identity.
+  static std::string Identity();
 
   uint64_t ScratchBytes(LinearProduct product, const LinearShape& shape);
 

@@ -2,6 +2,7 @@
 #include "offload/device.h"
 
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -16,6 +17,7 @@ class PlanningKernels : public Kernels {
  public:
   explicit PlanningKernels(Kernels* real) : real_(real) {}
 
+  std::string Identity() const override { return real_->Identity(); }
   uint64_t LinearScratchBytes(const LinearShape& shape) override {
     return real_->LinearScratchBytes(shape);
   }

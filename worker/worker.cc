@@ -149,6 +149,9 @@ v1::JoinRequest Worker::MakeJoin() const {
     field->set_key(key);
     field->set_value(value);
   }
+  v1::ConfigField* const kernels = join.add_numerics();
+  kernels->set_key("kernels");
+  kernels->set_value(device_->kernels().Identity());
   for (const auto& [key, value] : OperationsFields(job_)) {
     v1::ConfigField* const field = join.add_operations();
     field->set_key(key);

@@ -84,6 +84,15 @@ TEST_F(VectorWidthTest, UpdatesGiveTheSameBits) {
   EXPECT_EQ(wide.stats.sum_squares, narrow.stats.sum_squares);
 }
 
+TEST_F(VectorWidthTest, KernelsOfAnotherWidthSayThatTheyAreOthers) {
+  const auto identity = [](int64_t target, int threads) {
+    const OnTarget only(target);
+    return MakeCpuKernels(threads)->Identity();
+  };
+  EXPECT_NE(identity(HWY_AVX3, 1), identity(HWY_AVX2, 1));
+  EXPECT_EQ(identity(HWY_AVX2, 1), identity(HWY_AVX2, 2));
+}
+
 struct Layers {
   std::vector<float> norm, dx, gelu, dgelu, out, dq, dk, dv, logits;
   double loss = 0;
