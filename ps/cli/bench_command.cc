@@ -81,9 +81,8 @@ void Print(const BenchFlags& flags, const Json& result,
   std::fputs(FormatTable(table, right).c_str(), stdout);
 }
 
-std::string Number(const Json& row, const char* key, const char* format) {
-  const double value = row[key].get<double>();
-  return absl::StrFormat(absl::ParsedFormat<'f'>(format), value);
+std::string Number(const Json& row, const char* key, int decimals) {
+  return absl::StrFormat("%.*f", decimals, row[key].get<double>());
 }
 
 int BenchGemm(const BenchFlags& flags) {
@@ -110,9 +109,8 @@ int BenchGemm(const BenchFlags& flags) {
     row["wrong"] = 0;
     table.push_back({row["path"], absl::StrCat(rate.shape.rows),
                      absl::StrCat(rate.shape.in), absl::StrCat(rate.shape.out),
-                     Number(row, "gflops", "%.0f"),
-                     Number(row, "ceiling_gflops", "%.0f"),
-                     Number(row, "ratio", "%.2f")});
+                     Number(row, "gflops", 0), Number(row, "ceiling_gflops", 0),
+                     Number(row, "ratio", 2)});
     result["rows"].push_back(std::move(row));
   }
   Print(flags, result, table, {false, true, true, true, true, true, true});
@@ -143,12 +141,11 @@ int BenchStep(const BenchFlags& flags, const std::string& binary_dir) {
     }
     for (Json& row : *rows) {
       wrong += row["wrong"].get<int>();
-      table.push_back(
-          {row["path"], Number(row, "tokens_per_s", "%.0f"),
-           Number(row, "step_s", "%.2f"), Number(row, "gflops", "%.0f"),
-           Number(row, "ceiling_gflops", "%.0f"), Number(row, "ratio", "%.2f"),
-           Number(row, "of_in_core", "%.2f"),
-           absl::StrCat(row["wrong"].get<int>())});
+      table.push_back({row["path"], Number(row, "tokens_per_s", 0),
+                       Number(row, "step_s", 2), Number(row, "gflops", 0),
+                       Number(row, "ceiling_gflops", 0),
+                       Number(row, "ratio", 2), Number(row, "of_in_core", 2),
+                       absl::StrCat(row["wrong"].get<int>())});
       result["rows"].push_back(std::move(row));
     }
   }

@@ -58,6 +58,9 @@ class PushLink {
   absl::Status Close();
   // Breaks the stream off; nothing is held any more when it returns.
   void Break();
+  // Tells clang's analysis that the caller holds the pass's mutex, which it
+  // knows by another name.
+  void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK(state_.mutex) {}
   // For breaking it off from another thread; null when there is none.
   std::shared_ptr<RawStream> stream() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {

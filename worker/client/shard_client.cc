@@ -47,9 +47,11 @@ void ShardClient::SetPlacement(PlacementMap placement) {
   }
   MutexLock lock(&state_->mutex);
   for (const auto& link : fetch_) {
+    link->AssertHeld();
     fetched_before_ += link->fetched_bytes();
   }
   for (const auto& link : push_) {
+    link->AssertHeld();
     pushed_before_ += link->pushed_bytes();
   }
   fetch_.swap(fetch);
@@ -82,13 +84,17 @@ absl::Status ShardClient::End() {
     BALLAST_RETURN_IF_ERROR(Await(
         [this] {
           for (const auto& link : push_) {
+            link->AssertHeld();
             if (!link->Idle()) {
               return false;
             }
           }
           return true;
         },
-        [this] { return MissingAck(); }));
+        [this] {
+          state_->mutex.AssertHeld();
+          return MissingAck();
+        }));
     push_waited_ += MonotonicNow() - begin;
     for (const auto& link : push_) {
       BALLAST_RETURN_IF_ERROR(link->Close());
@@ -119,9 +125,11 @@ void ShardClient::Cancel() {
       state_->failure = absl::CancelledError("the pass was called off");
     }
     for (const auto& link : fetch_) {
+      link->AssertHeld();
       streams.push_back(link->stream());
     }
     for (const auto& link : push_) {
+      link->AssertHeld();
       streams.push_back(link->stream());
     }
     state_->changed.NotifyAll();
@@ -159,13 +167,17 @@ absl::Status ShardClient::Wait(uint32_t unit) {
   return Await(
       [this, unit] {
         for (const auto& link : fetch_) {
+          link->AssertHeld();
           if (link->Pending(unit)) {
             return false;
           }
         }
         return true;
       },
-      [this, unit] { return MissingUnit(unit); });
+      [this, unit] {
+        state_->mutex.AssertHeld();
+        return MissingUnit(unit);
+      });
 }
 
 void ShardClient::Abandon() {
@@ -186,6 +198,7 @@ absl::StatusOr<std::shared_ptr<const StagedGradient>> ShardClient::Stage(
           return buffer.ok();
         },
         [&] {
+          state_->mutex.AssertHeld();
           return absl::StrCat("room to send ",
                               placement_->table().tensor_of(chunk).name, "; ",
                               MissingAck());
@@ -257,9 +270,11 @@ absl::Status ShardClient::Await(const Done& done, const What& what) {
 uint64_t ShardClient::Progress() const {
   uint64_t progress = 0;
   for (const auto& link : fetch_) {
+    link->AssertHeld();
     progress += link->fetched_bytes();
   }
   for (const auto& link : push_) {
+    link->AssertHeld();
     progress += link->progress();
   }
   return progress;
@@ -267,6 +282,7 @@ uint64_t ShardClient::Progress() const {
 
 std::string ShardClient::MissingUnit(uint32_t unit) const {
   for (const auto& link : fetch_) {
+    link->AssertHeld();
     if (link->Pending(unit)) {
       return absl::StrCat(link->name(), ": unit ",
                           placement_->table().layout().units[unit].name,
@@ -278,6 +294,7 @@ std::string ShardClient::MissingUnit(uint32_t unit) const {
 
 std::string ShardClient::MissingAck() const {
   for (const auto& link : push_) {
+    link->AssertHeld();
     if (!link->Idle()) {
       const int64_t chunk = link->OldestChunk();
       return absl::StrCat(
@@ -302,6 +319,7 @@ uint64_t ShardClient::fetched_bytes() const {
   MutexLock lock(&state_->mutex);
   uint64_t bytes = fetched_before_;
   for (const auto& link : fetch_) {
+    link->AssertHeld();
     bytes += link->fetched_bytes();
   }
   return bytes;
@@ -311,6 +329,7 @@ uint64_t ShardClient::pushed_bytes() const {
   MutexLock lock(&state_->mutex);
   uint64_t bytes = pushed_before_;
   for (const auto& link : push_) {
+    link->AssertHeld();
     bytes += link->pushed_bytes();
   }
   return bytes;
