@@ -47,14 +47,15 @@ void CheckpointWriter::Start(uint64_t timeline, uint64_t step,
   job.timeline = timeline;
   job.step = step;
   for (ChunkState& chunk : chunks->chunks()) {
-    BALLAST_CHECK(chunk.version == step && !chunk.save_pending);
+    BALLAST_CHECK(chunk.version == step);
     CheckpointEntry entry;
     entry.chunk = chunk.chunk.id;
     entry.version = chunk.data_version;
     entry.timeline = chunk.data_timeline;
     job.entries.push_back(entry);
     job.extents.push_back(chunk.extent);
-    chunk.save_pending = chunk.extent == nullptr;
+    // Already set when nothing was updated since the checkpoint before.
+    chunk.save_pending |= chunk.extent == nullptr;
   }
   jobs_.push_back(std::move(job));
 }
@@ -75,7 +76,11 @@ void CheckpointWriter::SaveNow(ChunkState* chunk) {
   }
   ++saving_;
   const auto position = static_cast<size_t>(chunk - chunks_->chunks().data());
-  jobs_.back().extents[position] = chunk->extent;
+  for (Job& job : jobs_) {
+    if (!job.extents[position]) {
+      job.extents[position] = chunk->extent;
+    }
+  }
 }
 
 bool CheckpointWriter::IsWritten(const Job& job) const {

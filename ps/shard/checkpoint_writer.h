@@ -64,7 +64,9 @@ class CheckpointWriter {
 
   const Options options_;
   ChunkStore* chunks_ = nullptr;
-  std::deque<Job> jobs_;  // Only the newest has chunks to write.
+  // What a job misses has not changed since, so its write serves those behind
+  // it too.
+  std::deque<Job> jobs_;
   uint32_t saving_ = 0;
   uint32_t blocking_ = 0;
 

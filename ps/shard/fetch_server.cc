@@ -29,7 +29,12 @@ struct SendPin {
   std::shared_ptr<Image> image;
   std::shared_ptr<Mailbox> mailbox;
   ~SendPin() {
-    mailbox->Post([held = std::move(image)] { --held->sends; });
+    // The image goes back to its arena on the engine's thread, so the memory
+    // must outlive the task too.
+    mailbox->Post([owner = memory, held = std::move(image)]() mutable {
+      --held->sends;
+      held.reset();
+    });
   }
 };
 

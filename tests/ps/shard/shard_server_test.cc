@@ -197,6 +197,30 @@ TEST_F(ShardServerTest, ASkippedStepBumpsTheVersionAndNothingElse) {
   cluster.WaitForConfirms(2);
 }
 
+// Nothing changes in a skipped step, so two checkpoints consist of the same
+// records, and the second is asked for before the first is written.
+TEST_F(ShardServerTest, ACheckpointOfASkippedStepSharesTheRecordsBeforeIt) {
+  ShardCluster cluster(Options());
+  cluster.Load(0, "");
+  cluster.Collect(1, {});
+  cluster.PushAll(1);
+  const v1::Decision update = cluster.Decide(cluster.WaitForVotes(1), true);
+  v1::Decision skip = update;
+  skip.set_step(2);
+  skip.set_skip(true);
+  cluster.Collect(3, {update, skip});
+  const v1::CheckpointSaved first = cluster.WaitForCheckpoints(1).front();
+  const v1::CheckpointSaved second = cluster.WaitForCheckpoints(2).front();
+  ASSERT_EQ(first.records_size(),
+            static_cast<int>(cluster.table().chunks().size()));
+  ASSERT_EQ(second.records_size(), first.records_size());
+  for (int i = 0; i < first.records_size(); ++i) {
+    EXPECT_EQ(second.records(i).SerializeAsString(),
+              first.records(i).SerializeAsString());
+    EXPECT_EQ(second.records(i).version(), 1u);
+  }
+}
+
 // Writes the manifest that a coordinator would write.
 std::string WriteManifestOf(const ShardCluster& cluster, DType served,
                             const std::vector<v1::CheckpointSaved>& saved,
