@@ -3,6 +3,7 @@
 
 #include <xxhash.h>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace ballast {
@@ -15,6 +16,15 @@ Hash128 HashBytes(const void* data, uint64_t bytes) {
 std::string HashHex(const Hash128& hash) {
   return absl::StrCat(absl::Hex(hash.high, absl::kZeroPad16),
                       absl::Hex(hash.low, absl::kZeroPad16));
+}
+
+std::optional<Hash128> ParseHashHex(absl::string_view hex) {
+  Hash128 hash;
+  if (hex.size() != 32 || !absl::SimpleHexAtoi(hex.substr(0, 16), &hash.high) ||
+      !absl::SimpleHexAtoi(hex.substr(16), &hash.low) || HashHex(hash) != hex) {
+    return std::nullopt;
+  }
+  return hash;
 }
 
 }  // namespace ballast

@@ -6,6 +6,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -27,5 +28,7 @@ inline Hash128 HashBytes(absl::string_view bytes) {
 
 // 32 lower-case hex digits, high half first.
 std::string HashHex(const Hash128& hash);
+// The hash that HashHex writes as `hex`; nullopt for any other text.
+std::optional<Hash128> ParseHashHex(absl::string_view hex);
 
 }  // namespace ballast

@@ -61,15 +61,6 @@ std::optional<std::string> DecodeHex(const std::string& hex) {
   return bytes;
 }
 
-std::optional<Hash128> DecodeHash(const std::string& hex) {
-  Hash128 hash;
-  if (hex.size() != 32 || !absl::SimpleHexAtoi(hex.substr(0, 16), &hash.high) ||
-      !absl::SimpleHexAtoi(hex.substr(16), &hash.low) || HashHex(hash) != hex) {
-    return std::nullopt;
-  }
-  return hash;
-}
-
 // Reads the members of an object. After the first that is missing or of
 // another type, status() says which, and everything reads as empty.
 class ObjectReader {
@@ -119,7 +110,7 @@ class ObjectReader {
     return text.value_or("");
   }
   Hash128 Hash(const char* key) {
-    const std::optional<Hash128> hash = DecodeHash(Text(key));
+    const std::optional<Hash128> hash = ParseHashHex(Text(key));
     if (!hash) {
       Fail(key, "is no hash");
     }

@@ -2,10 +2,15 @@
 #include "ps/coordinator/coordinator_loop.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/check.h"
+#include "common/job_file.h"
 #include "common/log.h"
 #include "common/memory_setup.h"
 #include "common/status_macros.h"
@@ -21,6 +26,22 @@ constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr size_t kEventsMax = 4096;
 // Events handle events: a manifest written logs a checkpoint. Two rounds do.
 constexpr int kRoundsMax = 16;
+
+// What may differ between members and does: "server.memory=1073741824".
+std::string OwnSettings(const Job& job, const v1::JoinRequest& request) {
+  std::map<std::string, std::string> ours;
+  for (const auto& [key, value] : OperationsFields(job)) {
+    ours[key] = value;
+  }
+  std::vector<std::string> own;
+  for (const v1::ConfigField& field : request.operations()) {
+    const auto known = ours.find(field.key());
+    if (known == ours.end() || known->second != field.value()) {
+      own.push_back(absl::StrCat(field.key(), "=", field.value()));
+    }
+  }
+  return absl::StrJoin(own, ", ");
+}
 
 }  // namespace
 
@@ -78,7 +99,8 @@ void CoordinatorLoop::Join(const v1::JoinRequest& request,
           LogEvent(Severity::kInfo, "member_joined",
                    {{"member", request.name()},
                     {"incarnation", reply->incarnation()},
-                    {"pid", request.pid()}});
+                    {"pid", request.pid()},
+                    {"own_settings", OwnSettings(job_, request)}});
         }
         return reply;
       },

@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/hash.h"
 #include "ps/membership/coordinator_core.h"
 #include "ps/membership/placement.h"
 
@@ -17,16 +17,6 @@ namespace {
 constexpr absl::Duration kExitPatience = absl::Seconds(10);
 // Steps over which status reports the speed.
 constexpr size_t kRecentSteps = 10;
-
-Hash128 RunHash(const std::string& run_id) {
-  Hash128 hash;
-  if (run_id.size() == 32 &&
-      absl::SimpleHexAtoi(run_id.substr(0, 16), &hash.high) &&
-      absl::SimpleHexAtoi(run_id.substr(16), &hash.low)) {
-    return hash;
-  }
-  return {};
-}
 
 std::vector<uint64_t> Incarnations(const std::vector<const Member*>& members) {
   std::vector<uint64_t> incarnations;
@@ -267,7 +257,7 @@ void CoordinatorCore::AdvanceCheckpoints(absl::Time now) {
   }
   if (manifest->has_value()) {
     CheckpointManifest& whole = **manifest;
-    whole.run = RunHash(identity_.run_id);
+    whole.run = ParseHashHex(identity_.run_id).value();  // Ours.
     whole.run_name = identity_.name;
     whole.config = options_.config;
     whole.optimizer = options_.job.optimizer.kind;

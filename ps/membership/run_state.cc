@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "common/bytes.h"
+#include "common/hash.h"
 #include "common/status_macros.h"
 
 namespace ballast {
@@ -43,7 +44,8 @@ absl::StatusOr<RunIdentity> ParseIdentity(absl::string_view value) {
     std::string name = reader.GetString();
     identity.numerics.emplace_back(std::move(name), reader.GetString());
   }
-  if (!reader.ok() || reader.remaining() != 0 || version != kFormatVersion) {
+  if (!reader.ok() || reader.remaining() != 0 || version != kFormatVersion ||
+      !ParseHashHex(identity.run_id)) {
     return Damaged("run");
   }
   return identity;

@@ -213,5 +213,16 @@ TEST(InitialValueDeathTest, RefusesARangeOutsideTheTensor) {
                "check failed");
 }
 
+TEST(HashTest, HexIsReadBackAndNothingElseIs) {
+  const Hash128 hash = {0x0123456789abcdef, 0xfedcba9876543210};
+  EXPECT_EQ(ParseHashHex(HashHex(hash)), hash);
+  for (const char* text :
+       {"", "0123456789abcdeffedcba987654321",
+        "0123456789ABCDEFfedcba9876543210", "0123456789abcdef0xfedcba98765432",
+        "0123456789abcdeffedcba98765432100"}) {
+    EXPECT_EQ(ParseHashHex(text), std::nullopt) << text;
+  }
+}
+
 }  // namespace
 }  // namespace ballast
