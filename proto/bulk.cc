@@ -149,10 +149,13 @@ absl::StatusOr<BulkHeader> DecodeBulkHeader(absl::string_view bytes,
   header.credit_bytes = reader.Get<uint64_t>();
   header.error_code = reader.Get<uint32_t>();
   const auto item_count = reader.Get<uint32_t>();
-  reader.Get<uint64_t>();
+  const auto reserved = reader.Get<uint64_t>();
   const auto checksum = reader.Get<uint64_t>();
   if (checksum != HeaderChecksum(std::string(bytes))) {
     return Damaged("the header's checksum does not match");
+  }
+  if (reserved != 0) {
+    return Damaged("a reserved field is not 0");
   }
   absl::Status status;
   uint64_t payload = 0;

@@ -48,7 +48,7 @@ struct BulkItem {
   uint8_t encoding = 0;     // 0: dense. Others are reserved and refused.
   bool has_loss = false;    // Push: `loss` belongs to this name.
   uint64_t elem_begin = 0;  // From the start of the chunk.
-  uint64_t elem_count = 0;  // 0 in a fetch request: the whole chunk.
+  uint64_t elem_count = 0;  // 0 in a fetch request: to its end.
   uint64_t payload_bytes = 0;
   double loss = 0;
   friend bool operator==(const BulkItem&, const BulkItem&) = default;

@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
+
+#include "common/hash.h"
 
 namespace ballast {
 namespace {
@@ -58,6 +61,18 @@ TEST(BulkHeaderTest, RefusesEveryFlippedBit) {
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
     EXPECT_FALSE(DecodeBulkHeader(damaged, damaged.size() + 32).ok()) << bit;
   }
+}
+
+// The offsets are those of docs/FORMATS.md.
+TEST(BulkHeaderTest, RefusesAReservedFieldThatIsSet) {
+  std::string bytes = EncodeBulkHeader(PushOfTwoItems());
+  bytes[64] = 1;
+  bytes.replace(72, 8, 8, '\0');
+  const uint64_t checksum = HashBytes(bytes).low;
+  std::memcpy(bytes.data() + 72, &checksum, sizeof(checksum));
+  const auto decoded = DecodeBulkHeader(bytes, bytes.size() + 32);
+  EXPECT_THAT(std::string(decoded.status().message()),
+              ::testing::HasSubstr("reserved field"));
 }
 
 TEST(BulkHeaderTest, RefusesPayloadsThatDoNotAddUp) {
