@@ -42,7 +42,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
 
 absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Start(
     const std::string& host, uint32_t port,
-    const std::vector<grpc::Service*>& services) {
+    const std::vector<grpc::Service*>& services, int receive_bytes_max) {
   static std::once_flag plugins;
   std::call_once(plugins, [] {
     grpc::EnableDefaultHealthCheckService(true);
@@ -52,7 +52,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Start(
   int bound_port = 0;
   builder.AddListeningPort(absl::StrCat(host, ":", port),
                            grpc::InsecureServerCredentials(), &bound_port);
-  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+  builder.SetMaxReceiveMessageSize(receive_bytes_max);
   builder.SetMaxSendMessageSize(kMessageBytesMax);
   // A second server on the same port must fail, not share it.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);

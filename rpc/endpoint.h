@@ -39,12 +39,14 @@ absl::Status CallOnce(Method method, const Request& request, Reply* reply,
 // A running server and the address it listens on.
 class Endpoint {
  public:
-  // Listens on host:port; port 0 lets the system choose.
+  // Listens on host:port; port 0 lets the system choose. A call that is sent a
+  // message above `receive_bytes_max` ends with RESOURCE_EXHAUSTED.
   // Errors: FAILED_PRECONDITION  the port is in use or the host is not ours;
   //         the message names address and key.
   static absl::StatusOr<std::unique_ptr<Endpoint>> Start(
       const std::string& host, uint32_t port,
-      const std::vector<grpc::Service*>& services);
+      const std::vector<grpc::Service*>& services,
+      int receive_bytes_max = kMessageBytesMax);
   ~Endpoint();
 
   const std::string& address() const { return address_; }

@@ -27,7 +27,7 @@ struct LoadRequest {
   Hash128 run;
   SlabStore* slab = nullptr;   // Not owned.
   Mailbox* mailbox = nullptr;  // Run here while the disk works.
-  // Set by what else runs in the mailbox: stop waiting.
+  // Asked between chunks and while waiting: what ended the server, if anything.
   std::function<absl::Status()> failure;
 };
 

@@ -15,7 +15,8 @@ namespace {
 // Small chunks share a message up to this; below it the cost of a message
 // shows, above it nothing is gained.
 constexpr uint64_t kReplyBytes = 4 << 20;
-constexpr size_t kRequestsMax = 4096;  // Waiting on one stream.
+// Waiting on one stream; of their items at most kBulkItemsMax.
+constexpr size_t kRequestsMax = 4096;
 constexpr size_t kAheadItemsMax = 64;
 constexpr absl::Duration kOldReplyMax = absl::Milliseconds(500);
 // A worker that computes while its next unit waits in the socket is not slow.
@@ -76,12 +77,15 @@ void FetchServer::OnMessage(uint64_t id, absl::StatusOr<BulkMessage> message) {
     refuse(message->header().sequence,
            absl::InvalidArgumentError(
                "a Fetch stream takes requests without payload only"));
-  } else if (stream.requests.size() >= kRequestsMax) {
+  } else if (stream.requests.size() >= kRequestsMax ||
+             stream.items + message->header().items.size() > kBulkItemsMax) {
     refuse(message->header().sequence,
-           absl::ResourceExhaustedError(
-               absl::StrCat("stream has ", kRequestsMax,
-                            " requests waiting; read the answers first")));
+           absl::ResourceExhaustedError(absl::StrCat(
+               "stream has ", stream.requests.size(), " requests of ",
+               stream.items, " items waiting; at most ", kRequestsMax, " of ",
+               kBulkItemsMax, ", read the answers first")));
   } else {
+    stream.items += message->header().items.size();
     stream.requests.push_back({message->header(), 0});
   }
   if (stream.errors.size() < kRequestsMax) {
@@ -281,13 +285,18 @@ std::optional<BulkPayload> FetchServer::Copy(const Image& image,
   return BulkPayload{copy->buffer.data(), bytes, copy};
 }
 
+void FetchServer::PopRequest(Stream* stream) {
+  stream->items -= stream->requests.front().header.items.size();
+  stream->requests.pop_front();
+}
+
 void FetchServer::Fail(Stream* stream, const absl::Status& status) {
   Request& request = stream->requests.front();
   for (size_t i = request.next; i < request.header.items.size(); ++i) {
     Unawait(stream, request.header.items[i].chunk);
   }
   stream->errors.push_back(MakeBulkError(request.header.sequence, status));
-  stream->requests.pop_front();
+  PopRequest(stream);
 }
 
 bool FetchServer::WriteReply(Stream* stream, absl::Time now) {
@@ -336,7 +345,7 @@ bool FetchServer::WriteReply(Stream* stream, absl::Time now) {
     return false;
   }
   if (request.next == request.header.items.size()) {
-    stream->requests.pop_front();
+    PopRequest(stream);
   }
   if (header.items.empty()) {
     return true;  // A request of nothing is done at once.

@@ -54,6 +54,7 @@ class FetchServer final : public BulkStreamHandler {
   struct Stream {
     std::shared_ptr<BulkStream> link;
     std::deque<Request> requests;
+    size_t items = 0;  // Of `requests`.
     std::deque<grpc::ByteBuffer> errors;
     std::optional<absl::Time> writing_since;
     uint64_t writing_version = 0;  // Of the reply on its way.
@@ -74,6 +75,7 @@ class FetchServer final : public BulkStreamHandler {
 
   void PumpStream(Stream* stream, absl::Time now);
   bool WriteReply(Stream* stream, absl::Time now);
+  void PopRequest(Stream* stream);
   void Fail(Stream* stream, const absl::Status& status);
   // `first`: nothing goes before it, so it may take any memory it needs.
   Answer Resolve(const BulkHeader& header, const BulkItem& item, bool first);

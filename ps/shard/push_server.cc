@@ -93,16 +93,26 @@ void PushServer::OnMessage(uint64_t id, absl::StatusOr<BulkMessage> message) {
   if (!message.ok()) {
     stream.replies.push_back(MakeBulkError(0, message.status()));
   } else {
-    const uint64_t payload = message->header().payload_bytes();
-    if (stream.held + payload > stream.credit) {
-      stream.replies.push_back(
-          MakeBulkError(message->header().sequence,
-                        absl::ResourceExhaustedError(absl::StrCat(
-                            "push of ", payload, " bytes with ", stream.held,
-                            " waiting; the credit is ", stream.credit,
-                            ", wait for the hello and for acknowledgements"))));
+    const BulkHeader& header = message->header();
+    const uint64_t payload = header.payload_bytes();
+    if (header.kind != BulkKind::kPush || payload == 0) {
+      stream.replies.push_back(MakeBulkError(
+          header.sequence,
+          absl::InvalidArgumentError("a Push stream takes gradients only")));
+    } else if (stream.held + payload > stream.credit ||
+               stream.held_items + header.items.size() > kBulkItemsMax) {
+      stream.replies.push_back(MakeBulkError(
+          header.sequence,
+          absl::ResourceExhaustedError(absl::StrCat(
+              "push of ", payload, " bytes in ", header.items.size(),
+              " items with ", stream.held, " bytes in ", stream.held_items,
+              " items waiting; the credit is ", stream.credit, " bytes and ",
+              kBulkItemsMax,
+              " items"
+              ", wait for the hello and for acknowledgements"))));
     } else {
       stream.held += payload;
+      stream.held_items += header.items.size();
       stream.messages.push_back(*std::move(message));
     }
   }
@@ -151,7 +161,9 @@ void PushServer::PumpStream(Stream* stream, StepGradients* gradients,
     Grant(stream);
   }
   while (!stream->messages.empty() && Process(stream, gradients, now)) {
-    stream->held -= stream->messages.front().header().payload_bytes();
+    const BulkHeader& done = stream->messages.front().header();
+    stream->held -= done.payload_bytes();
+    stream->held_items -= done.items.size();
     stream->messages.pop_front();
     stream->next_item = 0;
     stream->checked = false;
@@ -170,10 +182,6 @@ void PushServer::PumpStream(Stream* stream, StepGradients* gradients,
 
 PushServer::Verdict PushServer::Judge(const BulkHeader& header,
                                       absl::Status* why) const {
-  if (header.kind != BulkKind::kPush) {
-    *why = absl::InvalidArgumentError("a Push stream takes gradients only");
-    return Verdict::kRefuse;
-  }
   if (header.timeline > view_->timeline ||
       header.placement_version > view_->placement_version) {
     return Verdict::kEarly;

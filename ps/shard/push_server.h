@@ -53,6 +53,7 @@ class PushServer final : public BulkStreamHandler {
     std::deque<grpc::ByteBuffer> replies;
     uint64_t credit = 0;  // Granted; 0: not yet.
     uint64_t held = 0;    // Payload bytes of `messages`.
+    uint64_t held_items = 0;
     bool writing = false;
     bool half_closed = false;
     bool finished = false;

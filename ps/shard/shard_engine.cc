@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "common/bytes.h"
 #include "common/check.h"
@@ -20,24 +19,6 @@ namespace {
 
 constexpr absl::Duration kIdleWait = absl::Milliseconds(50);
 constexpr absl::Duration kStatsEvery = absl::Milliseconds(20);
-
-std::optional<Hash128> ParseRunId(absl::string_view hex) {
-  if (hex.size() != 32) {
-    return std::nullopt;
-  }
-  Hash128 hash;
-  uint64_t* halves[] = {&hash.high, &hash.low};
-  for (size_t i = 0; i < 32; ++i) {
-    const char c = hex[i];
-    if (!absl::ascii_isxdigit(static_cast<unsigned char>(c))) {
-      return std::nullopt;
-    }
-    const int digit = c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10;
-    uint64_t* half = halves[i / 16];
-    *half = *half << 4 | static_cast<uint64_t>(digit);
-  }
-  return hash;
-}
 
 }  // namespace
 
@@ -88,11 +69,11 @@ void ShardEngine::Report(v1::ReportRequest request) {
 
 absl::Status ShardEngine::Open() {
   const v1::JoinReply& admission = session_->admission();
-  const std::optional<Hash128> run = ParseRunId(admission.run_id());
+  const std::optional<Hash128> run = ParseHashHex(admission.run_id());
   if (!run) {
-    return absl::InternalError(absl::StrCat("the coordinator named run '",
-                                            admission.run_id(),
-                                            "'; want 32 hex digits"));
+    return absl::InternalError(
+        absl::StrCat("the coordinator named run '", admission.run_id(),
+                     "'; want 32 lower-case hex digits"));
   }
   run_ = *run;
   view_.incarnation = admission.incarnation();
@@ -176,10 +157,7 @@ void ShardEngine::Turn() {
     if (update_->blocked()) {
       fetch_.CancelSlow(update_->decision().step(), now_);
     }
-    DropLog();
-    if (now_ - published_ >= kStatsEvery) {
-      PublishStats();
-    }
+    PublishWhenDue();
     if (busy) {
       mailbox_->Run(absl::ZeroDuration());
     }
@@ -305,6 +283,8 @@ void ShardEngine::FinishUpdate() {
   const v1::Decision decision = update_->decision();
   update_seconds_ = update_->Finish(now_);
   version_ = decision.step();
+  // What is on its way to or from a segment keeps it from being recycled.
+  log_->DropThrough(version_);
   Confirm(version_);
   if (decision.checkpoint()) {
     checkpoints_->Start(view_.timeline, version_, chunks_.get());
@@ -316,14 +296,6 @@ void ShardEngine::Confirm(uint64_t step) {
   request.mutable_confirm()->set_step(step);
   request.mutable_confirm()->set_update_seconds(update_seconds_);
   Report(std::move(request));
-}
-
-// The log may forget a step when nothing of it is on its way any more.
-void ShardEngine::DropLog() {
-  if (log_done_ < version_ && pool_.in_flight == 0) {
-    log_done_ = version_;
-    log_->DropThrough(version_);
-  }
 }
 
 bool ShardEngine::FillDigests(ChunkState* chunk) {
@@ -391,6 +363,13 @@ std::string ShardEngine::Phase() const {
   return collecting_ ? "collecting" : "serving";
 }
 
+void ShardEngine::PublishWhenDue() {
+  now_ = MonotonicNow();
+  if (now_ - published_ >= kStatsEvery) {
+    PublishStats();
+  }
+}
+
 void ShardEngine::PublishStats() {
   published_ = now_;
   v1::MemberStats stats;
@@ -400,7 +379,7 @@ void ShardEngine::PublishStats() {
   stats.set_minor_faults(MinorFaults());
   stats.set_step(version_);
   stats.set_phase(Phase());
-  if (view_.loaded) {
+  if (chunks_) {  // While they are loaded, too.
     const ResidencyPlan& plan = view_.plan;
     uint64_t used = plan.index_bytes + plan.tables_bytes +
                     plan.log_buffer_bytes +
@@ -420,10 +399,15 @@ void ShardEngine::PublishStats() {
     const GradientLogStats log = log_->stats();
     stats.set_spilled_bytes_written(slab.bytes_written + log.bytes_written);
     stats.set_spilled_bytes_read(slab.bytes_read + log.bytes_read);
-    const auto whole =
-        std::count(plan.tiers.begin(), plan.tiers.end(), Tier::kWhole);
-    stats.set_chunks_resident(static_cast<uint64_t>(whole));
-    stats.set_chunks_streamed(plan.tiers.size() - static_cast<uint64_t>(whole));
+    uint64_t resident = 0;
+    uint64_t streamed = 0;
+    for (const ChunkState& chunk : chunks_->chunks()) {
+      const bool whole = chunk.tier == Tier::kWhole;
+      resident += whole && chunk.resident->ready ? 1 : 0;
+      streamed += whole ? 0 : 1;
+    }
+    stats.set_chunks_resident(resident);
+    stats.set_chunks_streamed(streamed);
     if (collecting_ && !collecting_->IsComplete()) {
       const size_t position = *collecting_->FirstIncomplete();
       stats.set_waits_for(absl::StrCat("gradient of ",

@@ -76,11 +76,11 @@ class ShardEngine {
   void MaybeVote(bool again);
   void MaybeDigest();
   bool FillDigests(ChunkState* chunk);
-  void DropLog();
   void Confirm(uint64_t step);
   void Report(v1::ReportRequest request);
   void Fail(const absl::Status& status);
   void PublishStats();
+  void PublishWhenDue();
   std::string Phase() const;
   // Waits until the disk is done with our memory.
   void Settle();
@@ -117,7 +117,6 @@ class ShardEngine {
   double update_seconds_ = 0;
   std::unique_ptr<CheckpointWriter> checkpoints_;
   bool digests_wanted_ = false;
-  uint64_t log_done_ = 0;  // The log was told of steps through this.
 
   uint64_t base_bytes_ = 0;
   absl::Time published_;

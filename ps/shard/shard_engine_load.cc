@@ -66,7 +66,12 @@ absl::Status ShardEngine::MakePlan(const std::vector<uint32_t>& owned) {
                               chunk.elem_count() * sizeof(float),
                               tensor.use_count});
   }
-  BALLAST_ASSIGN_OR_RETURN(view_.plan, PlanResidency(request));
+  absl::StatusOr<ResidencyPlan> plan = PlanResidency(request);
+  if (absl::IsResourceExhausted(plan.status())) {
+    // Trying again will not help: it is the configuration that is wrong.
+    return absl::InvalidArgumentError(plan.status().message());
+  }
+  BALLAST_ASSIGN_OR_RETURN(view_.plan, std::move(plan));
   for (const BudgetItem& item : view_.plan.items) {
     LogEvent(Severity::kInfo, "memory_planned",
              {{"what", item.what}, {"bytes", FormatBytes(item.bytes)}});
@@ -173,7 +178,10 @@ absl::Status ShardEngine::Load() {
   request.run = run_;
   request.slab = slab_.get();
   request.mailbox = mailbox_.get();
-  request.failure = [this] { return failure_; };
+  request.failure = [this] {
+    PublishWhenDue();  // A load may take longer than a silence is borne.
+    return failure_;
+  };
   BALLAST_RETURN_IF_ERROR(LoadChunks(request, options_.job.optimizer.kind,
                                      view_.table->layout(), chunks_.get()));
   UpdatePass::Options update;
@@ -182,7 +190,7 @@ absl::Status ShardEngine::Load() {
   update.save_now = [this](ChunkState* chunk) { checkpoints_->SaveNow(chunk); };
   update.fail = [this](const absl::Status& status) { Fail(status); };
   update_ = std::make_unique<UpdatePass>(update);
-  version_ = log_done_ = view_.decided_step = directive.load_step();
+  version_ = view_.decided_step = directive.load_step();
   view_.collecting_step = 0;
   view_.loaded = true;
   fetch_.set_chunks(chunks_.get());

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -11,6 +12,8 @@
 #include "common/job_file.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "kernels/cpu_kernels.h"
+#include "proto/bulk.h"
 #include "ps/shard/mailbox.h"
 #include "ps/shard/shard_engine.h"
 #include "ps/shard/shard_service.h"
@@ -43,9 +46,19 @@ v1::JoinRequest MakeJoin(const ShardServerOptions& options,
   return join;
 }
 
+// gRPC gathers a message before anyone can look at its header, and no push that
+// is above the whole budget can ever be taken.
+int ReceiveBytesMax(uint64_t memory) {
+  constexpr uint64_t kHeaderMax =
+      kBulkFixedBytes + uint64_t{kBulkItemsMax} * kBulkItemBytes;
+  const auto limit = static_cast<uint64_t>(kMessageBytesMax);
+  return static_cast<int>(std::min(memory, limit - kHeaderMax) + kHeaderMax);
+}
+
 }  // namespace
 
 absl::Status RunShardServer(const ShardServerOptions& options) {
+  BALLAST_RETURN_IF_ERROR(CheckCpuForKernels());
   std::error_code error;
   const std::string data_dir =
       std::filesystem::absolute(options.data_dir, error)
@@ -62,7 +75,8 @@ absl::Status RunShardServer(const ShardServerOptions& options) {
       MakeShardService(mailbox, engine.fetch(), engine.push());
   BALLAST_ASSIGN_OR_RETURN(
       const std::unique_ptr<Endpoint> endpoint,
-      Endpoint::Start(options.host, options.port, {service.get()}));
+      Endpoint::Start(options.host, options.port, {service.get()},
+                      ReceiveBytesMax(options.job.server.memory)));
   MemberSession::Options session;
   session.coordinator = options.coordinator;
   session.join = MakeJoin(options, data_dir, endpoint->address());

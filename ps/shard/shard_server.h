@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -22,10 +22,16 @@ struct ShardServerOptions {
 };
 
 // Serves until the coordinator says to leave. Blocks.
-// Errors: FAILED_PRECONDITION  the port or the data directory is taken or of
-//         another run, or the coordinator refused; UNAVAILABLE  the coordinator
-//         is silent for cluster.progress_timeout; RESOURCE_EXHAUSTED
-//         server.memory is too small; DATA_LOSS  the disk lost something.
+// Errors: INVALID_ARGUMENT     server.memory is too small, or a checkpoint is
+// of
+//                              another model.
+//         FAILED_PRECONDITION  the processor lacks what the kernels need, the
+//                              port or the data directory is taken or of
+//                              another run, or the coordinator refused.
+//         UNAVAILABLE          the coordinator is silent for
+//                              cluster.progress_timeout.
+//         RESOURCE_EXHAUSTED   the disk is full, or the system has no memory.
+//         DATA_LOSS            the disk lost something.
 absl::Status RunShardServer(const ShardServerOptions& options);
 
 }  // namespace ballast

@@ -347,6 +347,46 @@ TEST_F(BadInputTest, MalformedMessagesAreRefusedAndTheServerGoesOn) {
   EXPECT_TRUE(cluster_->Fetch(0, kServedField).ok());
 }
 
+TEST_F(BadInputTest, AMessageAboveTheWholeBudgetIsNotGathered) {
+  Start(/*memory=*/0);
+  const auto stream = cluster_->Open(0, kPushMethod);
+  EXPECT_TRUE(stream->Read().ok());
+  const uint64_t bytes =
+      cluster_->job().server.memory + kBulkItemsMax * kBulkItemBytes + 4096;
+  const grpc::Slice slice(std::string(bytes, 'x'));
+  stream->Write(grpc::ByteBuffer(&slice, 1)).IgnoreError();
+  EXPECT_EQ(stream->Read().status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(cluster_->Fetch(0, kServedField).ok());
+}
+
+TEST_F(BadInputTest, APushStreamTakesGradientsOnly) {
+  Start();
+  BulkHeader push = cluster_->Header(BulkKind::kPush, 1);
+  push.incarnation = kFirstWorker;
+  for (const BulkHeader& header : {FetchOf(0, 0), push}) {
+    EXPECT_EQ(Ask(kPushMethod, MakeBulkMessage(header)).error().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_F(BadInputTest, RequestsWaitWithinABound) {
+  Start();
+  const auto stream = cluster_->Open(0, kFetchMethod);
+  BulkHeader header = FetchOf(0, /*version=*/1);  // Not made yet.
+  header.items.resize(kBulkItemsMax, header.items[0]);
+  ASSERT_TRUE(stream->Write(MakeBulkMessage(header)).ok());
+  header.items.resize(1);
+  header.sequence = 18;
+  ASSERT_TRUE(stream->Write(MakeBulkMessage(header)).ok());
+  const auto reply = stream->Read();
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  const auto refused = BulkMessage::Parse(*reply);
+  EXPECT_EQ(refused->error().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused->header().sequence, 18u);
+  stream->Cancel();
+}
+
 TEST_F(BadInputTest, UnknownChunksFieldsAndVersionsAreNamed) {
   Start();
   const BulkMessage unknown =
@@ -429,7 +469,15 @@ TEST_F(BadInputTest, ASlowReaderStopsNobodyElse) {
   slow->Cancel();
 }
 
-TEST_F(ShardServerTest, ABudgetTooSmallIsRefusedWithTheSmallestThatWorks) {
+// One server whose only directive is to load; how that ended.
+class LoadTest : public ShardServerTest {
+ protected:
+  absl::Status Load(uint64_t memory, const std::string& manifest);
+
+  v1::ReportRequest fatal_;
+};
+
+absl::Status LoadTest::Load(uint64_t memory, const std::string& manifest) {
   FakeCoordinator coordinator;
   const ModelLayout layout = SmallLayout(DType::kF32);
   v1::Placement placement;
@@ -444,7 +492,7 @@ TEST_F(ShardServerTest, ABudgetTooSmallIsRefusedWithTheSmallestThatWorks) {
   placement.add_servers()->set_name("server-0");
   coordinator.SetPlacement(placement);
   ShardServerOptions options;
-  options.job.server.memory = 1 << 20;
+  options.job.server.memory = memory;
   options.job.batch.micro_batches = 1;
   options.coordinator = coordinator.address();
   options.name = "server-0";
@@ -453,15 +501,27 @@ TEST_F(ShardServerTest, ABudgetTooSmallIsRefusedWithTheSmallestThatWorks) {
   v1::ServerDirective directive;
   directive.set_task(v1::SERVER_LOAD);
   directive.set_timeline(1);
+  directive.set_load_manifest(manifest);
   coordinator.Direct("server-0", directive);
   const absl::Status status = RunShardServer(options);
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  fatal_ = coordinator.WaitForReport(
+      "server-0", [](const v1::ReportRequest& r) { return r.has_fatal(); });
+  EXPECT_TRUE(fatal_.has_fatal());
+  return status;
+}
+
+TEST_F(LoadTest, ABudgetTooSmallIsBadConfigurationAndNamesTheSmallest) {
+  const absl::Status status = Load(1 << 20, "");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("want at least"));
-  EXPECT_TRUE(coordinator
-                  .WaitForReport(
-                      "server-0",
-                      [](const v1::ReportRequest& r) { return r.has_fatal(); })
-                  .has_fatal());
+}
+
+// Otherwise a long load would look like a server that does nothing.
+TEST_F(LoadTest, AServerTellsItsFiguresBeforeItHasLoaded) {
+  const absl::Status status = Load(64 << 20, (root_ / "none").string());
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_GT(fatal_.stats().memory_used_bytes(), 0u);
+  EXPECT_LE(fatal_.stats().memory_peak_bytes(), uint64_t{64} << 20);
 }
 
 }  // namespace
