@@ -16,21 +16,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "storage/file.h"
 
 namespace ballast {
 namespace {
 
 namespace fs = std::filesystem;
-
-absl::Status MakeFolder(const std::string& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cannot make the folder ", path, ": ", error.message()));
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<int> Lock(const std::string& path) {
   const std::string name = path + "/launcher.lock";
@@ -120,13 +111,13 @@ absl::StatusOr<RunFolder> RunFolder::Open(const JobFile& file, bool resume,
   const std::string& path = file.job.run.dir;
   // A refused resume must not leave an empty folder behind.
   BALLAST_RETURN_IF_ERROR(CheckResume(file, resume, job_path));
-  BALLAST_RETURN_IF_ERROR(MakeFolder(path + "/logs"));
+  BALLAST_RETURN_IF_ERROR(MakeDirectories(path + "/logs"));
   BALLAST_ASSIGN_OR_RETURN(const int lock, Lock(path));
   RunFolder folder(path, lock);
   // Another launcher may have come and gone before the lock was ours.
   BALLAST_RETURN_IF_ERROR(CheckResume(file, resume, job_path));
   BALLAST_RETURN_IF_ERROR(
-      WriteWhole(folder.config_path(), EffectiveYaml(file)));
+      WriteFileAtomically(folder.config_path(), EffectiveYaml(file)));
   return folder;
 }
 
@@ -209,23 +200,6 @@ std::string LastComplaint(const std::string& path) {
     }
   }
   return complaint;
-}
-
-absl::Status WriteWhole(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".new";
-  std::ofstream file(temporary, std::ios::trunc);
-  file << text;
-  file.close();
-  std::error_code error;
-  if (file) {
-    fs::rename(temporary, path, error);
-  }
-  if (!file || error) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "cannot write ", path, ": ",
-        error ? error.message() : std::generic_category().message(errno)));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace ballast

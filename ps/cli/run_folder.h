@@ -63,7 +63,4 @@ std::string LastLines(const std::string& path, int count);
 // when there is none.
 std::string LastComplaint(const std::string& path);
 
-// Writes a whole file: to a temporary name, then renamed.
-absl::Status WriteWhole(const std::string& path, const std::string& text);
-
 }  // namespace ballast

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +17,7 @@
 #include "common/status_macros.h"
 #include "ps/cli/child_process.h"
 #include "ps/cli/run_folder.h"
+#include "storage/file.h"
 
 namespace ballast {
 namespace {
@@ -25,6 +25,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kWarmupSteps = 2;
+constexpr uint64_t kSummaryBytesMax = 1 << 20;
 // A run that takes longer than this is a failure, not a slow machine.
 constexpr absl::Duration kRunMax = absl::Minutes(10);
 
@@ -120,16 +121,9 @@ absl::StatusOr<Json> ReadJson(const std::string& text) {
   return json;
 }
 
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 // Seconds of each measured step.
 absl::StatusOr<std::vector<double>> StepSeconds(const std::string& run_dir) {
-  std::istringstream lines(ReadFile(run_dir + "/metrics.jsonl"));
+  std::ifstream lines(run_dir + "/metrics.jsonl");
   std::vector<double> seconds;
   for (std::string line; std::getline(lines, line);) {
     BALLAST_ASSIGN_OR_RETURN(const Json step, ReadJson(line));
@@ -143,15 +137,17 @@ absl::StatusOr<std::vector<double>> StepSeconds(const std::string& run_dir) {
 absl::StatusOr<Json> BenchRun(const StepBenchModel& model,
                               const StepBenchOptions& options, bool in_core) {
   const TemporaryFolder folder;
+  BALLAST_RETURN_IF_ERROR(WriteFileAtomically(
+      absl::StrCat(folder.path(), "/text.txt"), MakeText()));
   BALLAST_RETURN_IF_ERROR(
-      WriteWhole(absl::StrCat(folder.path(), "/text.txt"), MakeText()));
-  BALLAST_RETURN_IF_ERROR(
-      WriteWhole(absl::StrCat(folder.path(), "/job.yaml"),
-                 JobText(model, folder.path(), options, in_core)));
+      WriteFileAtomically(absl::StrCat(folder.path(), "/job.yaml"),
+                          JobText(model, folder.path(), options, in_core)));
   BALLAST_RETURN_IF_ERROR(RunJob(options, folder.path()));
   const std::string run_dir = absl::StrCat(folder.path(), "/run");
-  BALLAST_ASSIGN_OR_RETURN(const Json summary,
-                           ReadJson(ReadFile(run_dir + "/summary.json")));
+  BALLAST_ASSIGN_OR_RETURN(
+      const std::string text,
+      ReadFile(run_dir + "/summary.json", kSummaryBytesMax));
+  BALLAST_ASSIGN_OR_RETURN(const Json summary, ReadJson(text));
   BALLAST_ASSIGN_OR_RETURN(const std::vector<double> seconds,
                            StepSeconds(run_dir));
   const double step_seconds = Median(seconds);
