@@ -28,7 +28,9 @@ int Fail(const absl::Status& status, int code) {
 
 bool IsConfiguration(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
-         absl::IsPermissionDenied(status) || absl::IsResourceExhausted(status);
+         absl::IsPermissionDenied(status) ||
+         absl::IsResourceExhausted(status) ||
+         absl::IsFailedPrecondition(status);
 }
 
 int Main(const std::string& config, const std::string& coordinator,
