@@ -35,6 +35,9 @@ struct ModelOptions {
 
 struct DataOptions {
   std::string path;  // A text file, read as bytes.
+  // XXH3-128 of the text as hex, or "any". The launcher fills it in, so that a
+  // run cannot be continued with a text that has changed meanwhile.
+  std::string hash = "any";
   // Tail of the file held out for evaluation. 0 (exclusive) to 0.5.
   double validation_fraction = 0.05;
 };

@@ -213,6 +213,7 @@ bool HasSecondDocument(absl::string_view text) {
 
 absl::Status TakeFile(const Table& table, const std::string& path,
                       GivenMap* given) {
+  errno = 0;
   std::ifstream file(path);
   std::ostringstream text;
   if (!file || !(text << file.rdbuf())) {

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/job_keys.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <limits>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/layout.h"
 #include "common/units.h"
 
@@ -142,6 +145,38 @@ JobKey Text(absl::string_view name, KeyGroup group, Field field) {
   return key;
 }
 
+// A name or an IPv4 address: "host:port" must have one colon, and a number
+// alone is an address to some resolvers and a name to others.
+bool IsHost(const std::string& text) {
+  const auto allowed = [](char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '-' || c == '_';
+  };
+  const auto names = [](char c) { return absl::ascii_isalpha(c); };
+  if (text.empty() || !std::all_of(text.begin(), text.end(), allowed)) {
+    return false;
+  }
+  const std::vector<std::string> parts = absl::StrSplit(text, '.');
+  return std::any_of(text.begin(), text.end(), names) ||
+         (parts.size() == 4 &&
+          std::all_of(parts.begin(), parts.end(), [](const auto& part) {
+            uint32_t number = 0;
+            return absl::SimpleAtoi(part, &number) && number <= 255;
+          }));
+}
+
+template <typename Field>
+JobKey Host(absl::string_view name, KeyGroup group, Field field) {
+  JobKey key = Text(name, group, field);
+  key.parse = [field](const std::string& text, Job* job) {
+    if (!IsHost(text)) {
+      return Unwanted(text, "a host's name or IPv4 address, such as 127.0.0.1");
+    }
+    field(*job) = text;
+    return absl::OkStatus();
+  };
+  return key;
+}
+
 template <typename T>
 using Choices = std::vector<std::pair<const char*, T>>;
 
@@ -237,6 +272,23 @@ JobKey RunName() {
   return key;
 }
 
+// 32 hex digits, or any.
+JobKey TextHash() {
+  JobKey key = Text(
+      "data.hash", kNumerics, [](auto& job) -> auto& { return job.data.hash; });
+  key.parse = [](const std::string& text, Job* job) {
+    const bool hex =
+        text.size() == 32 && absl::string_view(text).find_first_not_of(
+                                 "0123456789abcdef") == std::string::npos;
+    if (text != "any" && !hex) {
+      return Unwanted(text, "`any` or 32 hex digits");
+    }
+    job->data.hash = text;
+    return absl::OkStatus();
+  };
+  return key;
+}
+
 using Table = std::vector<JobKey>;
 
 // The address of a field, for reading and for writing.
@@ -276,6 +328,7 @@ void AddRunModelData(Table* table) {
 
   table->push_back(
       Required(Text("data.path", kNumerics, BALLAST_FIELD(data.path))));
+  table->push_back(TextHash());
   table->push_back(Real(
       "data.validation_fraction", BALLAST_FIELD(data.validation_fraction),
       [](double value) { return value > 0 && value <= 0.5; },
@@ -383,7 +436,7 @@ void AddOperations(Table* table) {
                          BALLAST_FIELD(eval.micro_batches), 1, 65536));
 
   table->push_back(
-      Text("cluster.host", kOperations, BALLAST_FIELD(cluster.host)));
+      Host("cluster.host", kOperations, BALLAST_FIELD(cluster.host)));
   table->push_back(Count("cluster.port", kOperations,
                          BALLAST_FIELD(cluster.port), 0, 65535));
   table->push_back(Time("cluster.lease", BALLAST_FIELD(cluster.lease),

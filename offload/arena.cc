@@ -147,8 +147,9 @@ absl::Status Arena::Refusal(uint64_t bytes, absl::string_view what) {
   }
   return absl::ResourceExhaustedError(absl::StrCat(
       options_.name, " is ", options_.bytes, " bytes; ", what, " needs ", bytes,
-      " more than ", used_, " in use (", absl::StrJoin(lines, ", "),
-      "); want at least ", top_ + bytes, " bytes"));
+      " more than ", used_, " in use",
+      lines.empty() ? "" : absl::StrCat(" (", absl::StrJoin(lines, ", "), ")"),
+      "; want at least ", top_ + bytes, " bytes"));
 }
 
 uint64_t Arena::used_bytes() const {

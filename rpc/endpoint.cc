@@ -18,6 +18,11 @@ namespace {
 constexpr int kKeepaliveMs = 10000;
 constexpr int kKeepaliveTimeoutMs = 10000;
 constexpr int kPingIntervalMinMs = 5000;
+// gRPC takes the shortest back-off as the time that one attempt to connect may
+// take: on a machine with more processes than cores that is seconds, and an
+// attempt given up too early is begun anew for ever. A port where nobody
+// listens is known at once, whatever this is.
+constexpr int kConnectTimeoutMs = 10000;
 
 }  // namespace
 
@@ -32,7 +37,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   // Bulk streams must not share a connection with the small calls beside them.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   // A proxy named in the environment has no business between members.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);

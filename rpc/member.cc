@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/member.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <deque>
 #include <random>
@@ -301,6 +303,10 @@ absl::StatusOr<std::unique_ptr<MemberSession>> MemberSession::Start(
     Options options) {
   auto session = std::make_unique<MemberSessionImpl>(std::move(options));
   BALLAST_RETURN_IF_ERROR(session->Join());
+  // A launcher may have asked the kernel to end us with it, so that we do not
+  // wait for a coordinator that will never answer. From here on one knows us
+  // and says when to end; it may still want a checkpoint.
+  prctl(PR_SET_PDEATHSIG, 0);
   session->StartThreads();
   return std::unique_ptr<MemberSession>(std::move(session));
 }

@@ -2,6 +2,7 @@
 #include "storage/safetensors.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -123,7 +124,15 @@ absl::Status WriteSafetensors(
     const std::map<std::string, std::string>& metadata, bool overwrite,
     const SafetensorsSource& source) {
   BALLAST_RETURN_IF_ERROR(CheckEntries(entries));
-  if (!overwrite && access(path.c_str(), F_OK) == 0) {
+  struct stat there = {};
+  const bool exists = stat(path.c_str(), &there) == 0;
+  if (exists && !S_ISREG(there.st_mode)) {
+    // The finished file takes the place of a name, which for a device would
+    // take the device away from everybody.
+    return absl::AlreadyExistsError(
+        absl::StrCat(path, " exists and is no file; name another one"));
+  }
+  if (exists && !overwrite) {
     return absl::AlreadyExistsError(
         absl::StrCat(path, " exists; name another file or ask to overwrite"));
   }

@@ -56,6 +56,10 @@ int ListCheckpoints(const Arguments& arguments) {
   if (!dir.ok()) {
     return Fail(dir.status());
   }
+  const absl::Status any = ChooseCheckpoint(*dir, std::nullopt).status();
+  if (!any.ok()) {
+    return Fail(any);
+  }
   Json json = Json::array();
   std::vector<std::vector<std::string>> rows = {
       {"step", "timeline", "parameters", "samples", "manifest"}};

@@ -21,14 +21,12 @@ namespace {
 // In the child, between fork and exec: system calls only. `launcher` is the
 // parent's id, `log` an open file.
 [[noreturn]] void Become(char* const* argv, int log, int keep_fd,
-                         bool end_with_launcher, pid_t launcher) {
+                         pid_t launcher) {
   setsid();
-  if (end_with_launcher) {
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    // It may have died before the line above.
-    if (getppid() != launcher) {
-      _exit(1);
-    }
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  // It may have died before the line above.
+  if (getppid() != launcher) {
+    _exit(1);
   }
   // A blocked or ignored signal stays so across exec.
   ::signal(SIGPIPE, SIG_DFL);
@@ -73,8 +71,7 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
-    Become(argv.data(), log, options.keep_fd, options.end_with_launcher,
-           launcher);
+    Become(argv.data(), log, options.keep_fd, launcher);
   }
   const int error = errno;
   close(log);

@@ -22,8 +22,6 @@ class ChildProcess {
     std::vector<std::string> argv;  // argv[0] is the path of the binary.
     std::string log_path;           // Appended to: standard output and error.
     int keep_fd = -1;               // Stays open in the child; -1: none.
-    // SIGTERM reaches it when the launcher's thread that started it ends.
-    bool end_with_launcher = false;
   };
 
   // Errors: NOT_FOUND  no such binary; FAILED_PRECONDITION  the log cannot be

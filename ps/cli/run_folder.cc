@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/hash.h"
 #include "common/status_macros.h"
 #include "storage/file.h"
 
@@ -60,6 +62,14 @@ absl::Status CheckSameNumerics(const Job& before, const Job& now,
         old_fields.begin(), old_fields.end(),
         [&key = key](const auto& field) { return field.first == key; });
     const std::string old_value = it == old_fields.end() ? "" : it->second;
+    if (old_value != value && key == "data.hash") {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the text in data.path ", now.data.path,
+          " has changed: its data.hash is ", value,
+          ", but the run to resume was started with ", old_value,
+          "; put the old text back, or start a run of its own with another "
+          "run.dir"));
+    }
     if (old_value != value) {
       return absl::InvalidArgumentError(absl::StrCat(
           key, " is ", value, ", but the run to resume was started with ",
@@ -169,6 +179,35 @@ absl::Status CheckText(const Job& job) {
                               "model.context = ", job.model.context));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> HashText(const Job& job) {
+  const std::string& path = job.data.path;
+  const auto failed = [&path](absl::string_view what) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("data.path ", path, " cannot be ", what, ": ",
+                     std::generic_category().message(errno)));
+  };
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) {
+    return failed("opened");
+  }
+  const off_t bytes = lseek(fd, 0, SEEK_END);
+  void* map = bytes <= 0 ? MAP_FAILED
+                         : mmap(nullptr, static_cast<size_t>(bytes), PROT_READ,
+                                MAP_PRIVATE, fd, 0);
+  close(fd);
+  if (map == MAP_FAILED) {
+    return failed("read");
+  }
+  std::string hash = HashHex(HashBytes(map, static_cast<uint64_t>(bytes)));
+  munmap(map, static_cast<size_t>(bytes));
+  if (job.data.hash != "any" && job.data.hash != hash) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "data.hash is ", job.data.hash, ", but that of data.path ", path,
+        " is ", hash, "; name the text that is meant, or set data.hash: any"));
+  }
+  return hash;
 }
 
 std::string LastLines(const std::string& path, int count) {

@@ -54,6 +54,11 @@ bool HoldsRun(const Job& job);
 //         sequence.
 absl::Status CheckText(const Job& job);
 
+// What data.hash is for the text in data.path, 32 hex digits.
+// Errors: FAILED_PRECONDITION  it cannot be read; INVALID_ARGUMENT  data.hash
+//         asks for another text.
+absl::StatusOr<std::string> HashText(const Job& job);
+
 // The last `count` lines of a file, each after two spaces; empty when it cannot
 // be read.
 std::string LastLines(const std::string& path, int count);

@@ -87,8 +87,7 @@ absl::Status RunJob(const StepBenchOptions& options,
           {.name = "ballast train",
            .argv = {absl::StrCat(options.binary_dir, "/ballast"), "train",
                     absl::StrCat(folder, "/job.yaml")},
-           .log_path = log,
-           .end_with_launcher = true}));
+           .log_path = log}));
   const absl::Time end = MonotonicNow() + kRunMax;
   while (!run->Ended()) {
     if (MonotonicNow() > end) {

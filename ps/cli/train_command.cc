@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/job_file.h"
 #include "ps/cli/run_folder.h"
@@ -25,6 +26,19 @@ struct Arguments {
   bool print_config = false;
 };
 
+// CLI11's own range names the largest double there is.
+CLI::Validator AtLeastOne() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        uint64_t number = 0;
+        return absl::SimpleAtoi(text, &number) && number > 0
+                   ? std::string()
+                   : absl::StrCat("is `", text,
+                                  "`; want a whole number from 1");
+      },
+      "");
+}
+
 void PrintConfig(const JobFile& file) {
   std::vector<std::vector<std::string>> rows;
   for (const ConfigEntry& entry : file.entries) {
@@ -41,8 +55,7 @@ int Train(const Arguments& arguments, const Surroundings& surroundings) {
   if (arguments.workers > 0) {
     set.push_back(absl::StrCat("worker.count=", arguments.workers));
   }
-  const absl::StatusOr<JobFile> file =
-      LoadJobFile(arguments.options.job_path, set);
+  absl::StatusOr<JobFile> file = LoadJobFile(arguments.options.job_path, set);
   if (!file.ok()) {
     return Fail(file.status(), kExitBadConfig);
   }
@@ -53,6 +66,15 @@ int Train(const Arguments& arguments, const Surroundings& surroundings) {
   const absl::Status text = CheckText(file->job);
   if (!text.ok()) {
     return Fail(text, kExitBadConfig);
+  }
+  const absl::StatusOr<std::string> hash = HashText(file->job);
+  if (!hash.ok()) {
+    return Fail(hash.status(), kExitBadConfig);
+  }
+  set.push_back(absl::StrCat("data.hash=", *hash));
+  file = LoadJobFile(arguments.options.job_path, set);
+  if (!file.ok()) {
+    return Fail(file.status(), kExitBadConfig);
   }
   const absl::StatusOr<RunFolder> folder = RunFolder::Open(
       *file, arguments.options.resume, arguments.options.job_path);
@@ -77,12 +99,12 @@ void AddTrainCommand(CLI::App* app, const Surroundings& surroundings,
   command
       ->add_option("--servers", arguments->servers,
                    "Shard servers. Default: server.count of the job.")
-      ->check(CLI::PositiveNumber.description(""))
+      ->check(AtLeastOne())
       ->type_name("N");
   command
       ->add_option("--workers", arguments->workers,
                    "Workers. Default: worker.count of the job.")
-      ->check(CLI::PositiveNumber.description(""))
+      ->check(AtLeastOne())
       ->type_name("M");
   command
       ->add_option("--set", arguments->set,
@@ -98,7 +120,7 @@ void AddTrainCommand(CLI::App* app, const Surroundings& surroundings,
       ->add_option("--stop-after", arguments->options.stop_after,
                    "End after this step, with a checkpoint. Default: "
                    "run.steps.")
-      ->check(CLI::PositiveNumber.description(""))
+      ->check(AtLeastOne())
       ->type_name("STEP");
   command->add_flag("--keep", arguments->options.keep,
                     "Hold the cluster up after the last step, until Ctrl-C or "

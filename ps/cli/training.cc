@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/status_macros.h"
@@ -84,6 +85,8 @@ class Training {
   void KillAll();
   bool AnyAlive() const;
   int Report();
+  // The failed child whose log says most about why; null: none failed.
+  const ChildProcess* Culprit() const;
   void ReportFailure();
   std::string ResumeHint() const;
 
@@ -140,7 +143,6 @@ absl::Status Training::StartChild(std::string name,
                                   std::vector<std::string> argv, int keep_fd) {
   ChildProcess::Options child;
   child.log_path = folder_.log_path(name);
-  child.end_with_launcher = name == "coordinator";
   child.name = std::move(name);
   argv[0] = absl::StrCat(surroundings_.binary_dir, "/", argv[0]);
   child.argv = std::move(argv);
@@ -400,13 +402,27 @@ std::string Training::ResumeHint() const {
                       " --resume");
 }
 
-void Training::ReportFailure() {
-  // A coordinator that ends by itself does so because a member failed.
-  const ChildProcess* culprit = failed_.empty() ? nullptr : failed_[0].get();
-  if (failed_.size() > 1 && culprit->name() == "coordinator" &&
-      culprit->exit_code() >= 0) {
-    culprit = failed_[1].get();
+const ChildProcess* Training::Culprit() const {
+  // A coordinator that ends by itself does so because a member failed, so it
+  // speaks last.
+  std::vector<const ChildProcess*> order;
+  for (const auto& child : failed_) {
+    order.push_back(child.get());
   }
+  if (!order.empty() && order[0]->name() == "coordinator" &&
+      order[0]->exit_code() >= 0) {
+    std::rotate(order.begin(), order.begin() + 1, order.end());
+  }
+  for (const ChildProcess* child : order) {
+    if (!LastComplaint(child->log_path()).empty()) {
+      return child;
+    }
+  }
+  return order.empty() ? nullptr : order[0];
+}
+
+void Training::ReportFailure() {
+  const ChildProcess* culprit = Culprit();
   std::string why;
   if (culprit != nullptr) {
     why = LastComplaint(culprit->log_path());
@@ -417,8 +433,10 @@ void Training::ReportFailure() {
       std::fputs(text.c_str(), stderr);
     }
   }
-  Fail(absl::UnavailableError(why.empty() ? failure_
-                                          : absl::StrCat(failure_, ": ", why)));
+  // What the coordinator told is often what the culprit wrote.
+  Fail(absl::UnavailableError(absl::StrContains(failure_, why)
+                                  ? failure_
+                                  : absl::StrCat(failure_, ": ", why)));
   if (culprit != nullptr) {
     Fail(absl::UnavailableError(
         absl::StrCat("its log is ", culprit->log_path())));

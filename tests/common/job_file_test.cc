@@ -155,7 +155,9 @@ TEST_F(JobFileTest, OnlyWhatDecidesBitsChangesTheNumericsHash) {
   for (const char* set :
        {"worker.count=2", "server.count=3", "worker.memory=9MiB",
         "server.chunk_elems=65536", "worker.prefetch=0", "cluster.port=0",
-        "run.dir=elsewhere", "checkpoint.every=7", "worker.threads=1"}) {
+        "cluster.host=255.0.0.0", "cluster.host=node-1", "data.hash=any",
+        "data.hash=01234567890123456789012345678901", "run.dir=elsewhere",
+        "checkpoint.every=7", "worker.threads=1"}) {
     EXPECT_EQ(NumericsHash(Load(kJob, {set})->job), base) << set;
   }
   for (const char* set :
@@ -215,6 +217,13 @@ TEST_F(JobFileTest, WrongTypesAndRangesNameTheWantedValue) {
       {"server.chunk_elems=65535", "want a whole number from 65536"},
       {"cluster.port=65536", "want a whole number from 0 to 65535"},
       {"cluster.lease=5", "want a time from"},
+      {"cluster.host=0", "want a host's name or IPv4 address"},
+      {"cluster.host=1.2.3", "want a host's name or IPv4 address"},
+      {"cluster.host=1.2.3.256", "want a host's name or IPv4 address"},
+      {"cluster.host=::1", "want a host's name or IPv4 address"},
+      {"cluster.host=é", "want a host's name or IPv4 address"},
+      {"data.hash=0123", "want `any` or 32 hex digits"},
+      {"data.hash=0123456789abcdef0123456789abcdeg", "want `any` or 32 hex"},
       {"checkpoint.keep=0", "want a whole number from 1"},
       {"run.dir=", "run.dir has no value"},
       {"run.dir=[a, b]", "run.dir is a list or a map; want one value"}};
@@ -290,7 +299,7 @@ TEST_F(JobFileTest, WhatIsNoJobFileIsSaidSo) {
   EXPECT_THAT(ErrorOf("run: [1\n"), HasSubstr("is not YAML"));
   EXPECT_THAT(ErrorOf("run:\n\tsteps: 3\n"), HasSubstr("job.yaml:2: is not"));
   EXPECT_THAT(ErrorOf("just words\n"), HasSubstr("is not a job file"));
-  EXPECT_THAT(ErrorOf(""), HasSubstr("job.yaml: "));
+  EXPECT_THAT(ErrorOf(""), HasSubstr("it is empty"));
   EXPECT_THAT(ErrorOf("a: 1\n---\nb: 2\n"), HasSubstr("want one YAML map"));
   EXPECT_THAT(ErrorOf("run: 3\n"), HasSubstr("run is a section"));
   EXPECT_THAT(ErrorOfSet({"worker.count"}),

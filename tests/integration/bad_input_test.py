@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 
 import cluster
 
@@ -28,6 +29,8 @@ class BadInputTest(cluster.ClusterTest):
             ({"worker__memory": "1MiB"}, ["worker.memory", "h.0",
                                           "smallest worker.memory"]),
             ({"server__memory": "64KiB"}, ["server.memory", "want at least"]),
+            ({"cluster__host": "0"}, ["cluster.host is `0`", "IPv4"]),
+            ({"cluster__host": "::1"}, ["cluster.host is `::1`", "IPv4"]),
             ({"data__path": "none.txt"}, ["data.path none.txt is not there"]),
             ({"eval__micro_batches": 9999}, ["eval.micro_batches"]),
         )
@@ -75,6 +78,53 @@ class BadInputTest(cluster.ClusterTest):
         self.assertIn("optimizer.lr is 0.5", done.err)
         self.assertIn("0.003", done.err)
         self.assertEqual(self.trained("run", "--resume")["steps"], 30)
+
+    def test_a_resume_with_another_text(self):
+        self.trained("run", "--stop-after", "10")
+        with open(self.path("text.txt"), encoding="utf-8") as file:
+            text = file.read()
+        for changed in (text[:1000] + "X" + text[1001:], text[:-1],
+                        text + "."):
+            self.write("text.txt", changed)
+            done = self.train("run", "--resume")
+            self.assertEqual(done.code, CONFIG, done)
+            self.assertIn("text.txt has changed", done.err)
+        self.write("text.txt", text)
+        self.assertEqual(self.trained("run", "--resume")["steps"], 30)
+        done = self.train("other", data__hash="0" * 32)
+        self.assertEqual(done.code, CONFIG, done)
+        self.assertIn("data.hash is 0000", done.err)
+
+    def test_a_count_that_is_none_says_what_is_wanted(self):
+        for option in ("--stop-after", "--servers", "--workers"):
+            for value in ("0", "-1", "many"):
+                done = self.train("run", option, value)
+                self.assertEqual(done.code, 2, done)
+                self.assertIn(f"`{value}`; want a whole number from 1",
+                              done.err)
+
+    def test_the_reason_of_an_end_is_said_once(self):
+        done = self.train("run", run__steps=100, optimizer__lr=1e30,
+                          cluster__skip_max=2)
+        self.assertEqual(done.code, 1, done)
+        self.assertEqual(done.err.count("are not finite"), 1, done)
+        self.assertNotIn("last lines of", done.err)
+
+    def test_an_export_replaces_files_only(self):
+        self.trained("run", run__steps=3)
+        os.mkfifo(self.path("pipe"))
+        for path in (self.path("pipe"), self.folder):
+            done = self.ballast("checkpoint", "export", "--force", "--run-dir",
+                                self.path("run"), "--output", path)
+            self.assertEqual(done.code, 1, done)
+            self.assertIn("is no file", done.err)
+        self.assertTrue(stat.S_ISFIFO(os.stat(self.path("pipe")).st_mode))
+
+    def test_a_list_of_nothing_is_an_error(self):
+        done = self.ballast("checkpoint", "list", "--run-dir",
+                            self.path("none"))
+        self.assertEqual(done.code, 1, done)
+        self.assertIn("no checkpoint in", done.err)
 
     def test_a_resume_of_nothing(self):
         done = self.train("none", "--resume")

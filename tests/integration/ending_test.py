@@ -112,6 +112,21 @@ class EndingTest(cluster.ClusterTest):
         straight = self.trained("straight", "--stop-after", "60", **ENDLESS)
         self.assertEqual(resumed["state_hash"], straight["state_hash"])
 
+    def test_the_cluster_ends_when_its_launcher_is_killed_early(self):
+        # Members that have not joined have no coordinator to tell them.
+        for log in ("coordinator", "server-0", "server-1", "worker-1"):
+            with self.subTest(log):
+                run = f"early-{log}"
+                running = self.start(run, **ENDLESS)
+                path = self.path(run, "logs", f"{log}.log")
+                self.await_true(lambda path=path: os.path.exists(path),
+                                "the process is started", 20)
+                running.signal(signal.SIGKILL)
+                running.process.wait()
+                self.await_true(
+                    lambda: not cluster.processes_of(self.folder),
+                    "every role has ended", 10)
+
     def test_a_second_launcher_on_the_folder_is_refused(self):
         running = self.start("run", **ENDLESS)
         self.await_step(2)
