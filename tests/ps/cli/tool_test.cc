@@ -161,8 +161,8 @@ TEST_F(ToolTest, CheckpointsOfAnEmptyFolderAreNotThere) {
   EXPECT_THAT(verify.err, HasSubstr("no checkpoint in"));
   const Result list = RunBallast(
       {"checkpoint", "list", "--run-dir", folder_.c_str(), "--json"});
-  EXPECT_EQ(list.code, 0);
-  EXPECT_THAT(list.out, HasSubstr("\"checkpoints\": []"));
+  EXPECT_EQ(list.code, kExitFailed);
+  EXPECT_THAT(list.err, HasSubstr("no checkpoint in"));
 }
 
 }  // namespace
