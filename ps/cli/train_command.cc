@@ -9,6 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "common/job_file.h"
 #include "ps/cli/run_folder.h"
 #include "ps/cli/text_table.h"
@@ -47,6 +48,23 @@ void PrintConfig(const JobFile& file) {
   std::fputs(FormatTable(rows).c_str(), stdout);
 }
 
+// The job and its overrides as one would type them again: what a message says
+// to run must mean the same run.
+std::string AsTyped(const std::string& job_path,
+                    const std::vector<std::string>& set) {
+  std::string typed = job_path;
+  for (const std::string& one : set) {
+    const bool plain =
+        one.find_first_of(" \t\n'\"\\$`*?[]{}()<>|&;#~") == std::string::npos;
+    absl::StrAppend(
+        &typed, " --set ",
+        plain ? one
+              : absl::StrCat("'", absl::StrReplaceAll(one, {{"'", "'\\''"}}),
+                             "'"));
+  }
+  return typed;
+}
+
 int Train(const Arguments& arguments, const Surroundings& surroundings) {
   std::vector<std::string> set = arguments.set;
   if (arguments.servers > 0) {
@@ -71,19 +89,21 @@ int Train(const Arguments& arguments, const Surroundings& surroundings) {
   if (!hash.ok()) {
     return Fail(hash.status(), kExitBadConfig);
   }
+  TrainingOptions options = arguments.options;
+  options.job_path = AsTyped(options.job_path, set);
   set.push_back(absl::StrCat("data.hash=", *hash));
   file = LoadJobFile(arguments.options.job_path, set);
   if (!file.ok()) {
     return Fail(file.status(), kExitBadConfig);
   }
-  const absl::StatusOr<RunFolder> folder = RunFolder::Open(
-      *file, arguments.options.resume, arguments.options.job_path);
+  const absl::StatusOr<RunFolder> folder =
+      RunFolder::Open(*file, options.resume, options.job_path);
   if (!folder.ok()) {
     return Fail(folder.status(), absl::IsInvalidArgument(folder.status())
                                      ? kExitBadConfig
                                      : kExitFailed);
   }
-  return RunTraining(*file, *folder, arguments.options, surroundings);
+  return RunTraining(*file, *folder, options, surroundings);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 namespace ballast {
 
 struct TrainingOptions {
-  std::string job_path;  // For messages.
+  std::string job_path;  // With its overrides, for messages.
   bool resume = false;
   bool keep = false;        // Hold the cluster up after the last step.
   uint64_t stop_after = 0;  // 0: run.steps.

@@ -26,6 +26,8 @@ class EndingTest(cluster.ClusterTest):
                 self.assertEqual(done.code, 1, done)
                 self.assertIn(f"ballast: {name} (pid ", done.err)
                 self.assertIn("was killed by signal 9", done.err)
+                # The command it says means this run, overrides and all.
+                self.assertIn(f"--set run.dir={self.path(run)} ", done.err)
                 self.assertIn("--resume", done.err)
                 resumed = self.trained(
                     run, "--resume", "--stop-after", "60", **ENDLESS)
