@@ -87,8 +87,10 @@ enum class Durability : uint8_t { kCheckpoint = 0, kStep = 1, kReplica = 2 };
 struct ServerOptions {
   uint32_t count = 1;
   uint64_t memory = 0;  // Budget of one process in bytes; hard.
-  // Only `checkpoint` is built; the others are refused by name.
   Durability durability = Durability::kCheckpoint;
+  // Gradient log of one server under step and replica; 0: as much as four
+  // steps need, at least 256 MiB. Bounds what a recovery replays.
+  uint64_t log_limit = 0;
   uint64_t chunk_elems = 1 << 20;  // Longest chunk.
   std::string data_dir;            // Default: <run.dir>/servers.
 };
@@ -106,10 +108,23 @@ struct EvalOptions {
 struct ClusterOptions {
   std::string host = "127.0.0.1";
   uint32_t port = 7400;  // Of the coordinator; 0: chosen by the system.
-  absl::Duration lease = absl::Seconds(5);
-  // A step, a join or a shutdown that does not progress for this long ends the
-  // run with a named error.
+  // A member that is silent for this long is taken for dead.
+  absl::Duration lease = absl::Seconds(3);
+  // So is one that has its inputs, owes something and gets no further; longer
+  // where its own units take longer.
+  absl::Duration progress_limit = absl::Seconds(3);
+  // A run that does not progress for this long though everyone is in ends with
+  // a named error.
   absl::Duration progress_timeout = absl::Seconds(60);
+  // The longest wait for a member that nobody can replace (a server, the last
+  // worker, the coordinator); then the run ends, resumable.
+  absl::Duration give_up_after = absl::Minutes(10);
+  // A member that leaves on request may take this long.
+  absl::Duration drain_timeout = absl::Seconds(30);
+  uint32_t min_workers = 1;  // Fewer: the run waits.
+  uint32_t max_workers = 0;  // 0: batch.micro_batches.
+  // Deaths of one member without a committed step in between that end the run.
+  uint32_t restarts_max = 5;
   uint32_t skip_max = 10;  // Skipped steps in a row that end the run.
 };
 

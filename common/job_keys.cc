@@ -417,8 +417,10 @@ void AddOperations(Table* table) {
   table->push_back(
       NotBuilt(OneOf<Durability>("server.durability", kOperations,
                                  BALLAST_FIELD(server.durability),
-                                 {{"checkpoint", Durability::kCheckpoint}}),
-               {"step", "replica"}, "server.durability: checkpoint"));
+                                 {{"checkpoint", Durability::kCheckpoint},
+                                  {"step", Durability::kStep}}),
+               {"replica"}, "server.durability: step"));
+  table->push_back(Bytes("server.log_limit", BALLAST_FIELD(server.log_limit)));
   // The block is the least that a chunk can be.
   table->push_back(Count("server.chunk_elems", kOperations,
                          BALLAST_FIELD(server.chunk_elems), kBlockElems,
@@ -441,9 +443,24 @@ void AddOperations(Table* table) {
                          BALLAST_FIELD(cluster.port), 0, 65535));
   table->push_back(Time("cluster.lease", BALLAST_FIELD(cluster.lease),
                         absl::Milliseconds(100), absl::Hours(1)));
+  table->push_back(Time("cluster.progress_limit",
+                        BALLAST_FIELD(cluster.progress_limit),
+                        absl::Milliseconds(100), absl::Hours(1)));
   table->push_back(Time("cluster.progress_timeout",
                         BALLAST_FIELD(cluster.progress_timeout),
                         absl::Seconds(1), absl::Hours(24)));
+  table->push_back(Time("cluster.give_up_after",
+                        BALLAST_FIELD(cluster.give_up_after), absl::Seconds(1),
+                        absl::Hours(24 * 7)));
+  table->push_back(Time("cluster.drain_timeout",
+                        BALLAST_FIELD(cluster.drain_timeout), absl::Seconds(1),
+                        absl::Hours(24)));
+  table->push_back(Count("cluster.min_workers", kOperations,
+                         BALLAST_FIELD(cluster.min_workers), 1, 65536));
+  table->push_back(Count("cluster.max_workers", kOperations,
+                         BALLAST_FIELD(cluster.max_workers), 0, 65536));
+  table->push_back(Count("cluster.restarts_max", kOperations,
+                         BALLAST_FIELD(cluster.restarts_max), 0, 1'000'000));
   table->push_back(Count("cluster.skip_max", kOperations,
                          BALLAST_FIELD(cluster.skip_max), 1, 1'000'000));
 }
@@ -459,6 +476,61 @@ std::vector<JobKey> JobKeys() {
   AddOperations(&table);
   return table;
 }
+
+namespace {
+
+// A wait that is longer than the one that waits for it is never heard of.
+BrokenRelation NotShorter(absl::string_view key, absl::Duration value,
+                          absl::string_view than, absl::Duration longer) {
+  if (value < longer) {
+    return {};
+  }
+  return {std::string(key), absl::StrCat("is ", absl::FormatDuration(value),
+                                         ", not shorter than ", than, " = ",
+                                         absl::FormatDuration(longer),
+                                         ", which would run out first; lower ",
+                                         key, " or raise ", than)};
+}
+
+BrokenRelation FindBrokenCluster(const Job& job) {
+  const ClusterOptions& cluster = job.cluster;
+  for (const BrokenRelation& broken :
+       {NotShorter("cluster.lease", cluster.lease, "cluster.progress_timeout",
+                   cluster.progress_timeout),
+        NotShorter("cluster.progress_limit", cluster.progress_limit,
+                   "cluster.progress_timeout", cluster.progress_timeout),
+        NotShorter("cluster.lease", cluster.lease, "cluster.give_up_after",
+                   cluster.give_up_after),
+        NotShorter("cluster.progress_limit", cluster.progress_limit,
+                   "cluster.give_up_after", cluster.give_up_after)}) {
+    if (!broken.key.empty()) {
+      return broken;
+    }
+  }
+  const uint32_t workers_max =
+      cluster.max_workers == 0 ? job.batch.micro_batches : cluster.max_workers;
+  if (workers_max > job.batch.micro_batches) {
+    return {"cluster.max_workers",
+            absl::StrCat(
+                "is ", workers_max,
+                ", more than batch.micro_batches = ", job.batch.micro_batches,
+                "; some would have no work, want at most that")};
+  }
+  if (job.worker.count > workers_max) {
+    return {"worker.count",
+            absl::StrCat("is ", job.worker.count,
+                         ", more than cluster.max_workers = ", workers_max)};
+  }
+  if (cluster.min_workers > job.worker.count) {
+    return {"cluster.min_workers",
+            absl::StrCat("is ", cluster.min_workers,
+                         ", more than worker.count = ", job.worker.count,
+                         ", so the run would never begin")};
+  }
+  return {};
+}
+
+}  // namespace
 
 BrokenRelation FindBrokenRelation(const Job& job) {
   if (job.model.width % job.model.heads != 0) {
@@ -483,16 +555,7 @@ BrokenRelation FindBrokenRelation(const Job& job) {
                          ", more than run.steps = ", job.run.steps,
                          "; want at most ", job.run.steps)};
   }
-  if (job.cluster.lease >= job.cluster.progress_timeout) {
-    return {"cluster.lease",
-            absl::StrCat("is ", absl::FormatDuration(job.cluster.lease),
-                         ", not shorter than cluster.progress_timeout = ",
-                         absl::FormatDuration(job.cluster.progress_timeout),
-                         ", which would end the run before a lease runs out; "
-                         "lower cluster.lease or raise "
-                         "cluster.progress_timeout")};
-  }
-  return {};
+  return FindBrokenCluster(job);
 }
 
 }  // namespace ballast

@@ -276,9 +276,6 @@ TEST_F(JobFileTest, KeysWithoutEffectAreRefusedWithTheFix) {
 }
 
 TEST_F(JobFileTest, WhatIsNotBuiltYetIsRefusedByName) {
-  EXPECT_THAT(ErrorOfSet({"server.durability=step"}),
-              HasSubstr("server.durability is `step`, which is not built "
-                        "yet; use server.durability: checkpoint"));
   EXPECT_THAT(ErrorOfSet({"server.durability=replica"}),
               HasSubstr("not built yet"));
   EXPECT_THAT(ErrorOfSet({"precision.reduce_dtype=bf16"}),

@@ -22,7 +22,7 @@ class BadInputTest(cluster.ClusterTest):
             ({"model__width": 191}, ["model.width", "model.heads = 4"]),
             ({"worker__count": 5}, ["worker.count", "batch.micro_batches"]),
             ({"optimizer__momentum": 0.5}, ["optimizer.momentum has no effect"]),
-            ({"server__durability": "step"}, ["not built yet"]),
+            ({"server__durability": "replica"}, ["not built yet"]),
             ({"run__steps": "many"}, ["run.steps is `many`"]),
             ({"worker__memory": "64KiB"}, ["worker.memory", "embedding",
                                            "smallest worker.memory"]),
