@@ -31,8 +31,11 @@ Armed& TheArmed() {
   return armed;
 }
 
-void WriteCounts(const Armed& armed) {
+void WriteCounts(const Armed& armed, const char* hit) {
   std::string text;
+  if (hit != nullptr) {
+    absl::StrAppend(&text, "hit ", hit, "\n");
+  }
   for (const auto& [name, count] : armed.passes) {
     absl::StrAppend(&text, name, " ", count, "\n");
   }
@@ -63,7 +66,7 @@ void ArmCrashPoints(const std::string& dir, const std::string& role) {
   }
   std::atexit([] {
     MutexLock exit_lock(&TheArmed().mutex);
-    WriteCounts(TheArmed());
+    WriteCounts(TheArmed(), nullptr);
   });
   crash_points_armed = true;
 }
@@ -72,7 +75,7 @@ void PassCrashPoint(const char* name) {
   Armed& armed = TheArmed();
   MutexLock lock(&armed.mutex);
   if (++armed.passes[name] == armed.pass && armed.name == name) {
-    WriteCounts(armed);
+    WriteCounts(armed, name);
     kill(getpid(), SIGKILL);
   }
 }

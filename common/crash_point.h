@@ -18,7 +18,8 @@ namespace ballast {
 // Arms what <dir>/<role> says, a line "NAME N": the N-th pass (from 1) of that
 // point ends the process. The file is removed first, so a restarted process
 // does not crash again. Passes of all points are counted in <dir>/<role>.<pid>,
-// a line "NAME COUNT" each, written at exit, and the fatal one when it hits.
+// a line "NAME COUNT" each, written at exit; a point that ends the process
+// writes "hit NAME" in front.
 void ArmCrashPoints(const std::string& dir, const std::string& role);
 
 extern std::atomic<bool> crash_points_armed;

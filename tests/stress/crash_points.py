@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The named crash points of the product and how often a short run passes each,
+so that an armed one is reached."""
+
+NAMES = {
+    "server.join.before": 1,
+    "server.load.chunk": 3,
+    "server.base.before_sync": 3,
+    "server.base.before_index": 3,
+    "server.base.after_index": 3,
+    "server.push.before_take": 100,
+    "server.push.before_ack": 100,
+    "server.vote.before_mark": 20,
+    "server.vote.before_sync": 20,
+    "server.vote.synced": 20,
+    "server.update.middle": 20,
+    "server.update.done": 20,
+    "server.checkpoint.before_commit": 6,
+    "server.checkpoint.committed": 6,
+    "server.log.dropped": 5,
+    "server.redo.middle": 1,
+    "server.replica.before_ack": 3,
+    "server.move.flipped": 1,
+    "coordinator.decision.before_log": 20,
+    "coordinator.decision.logged": 20,
+    "coordinator.manifest.written": 6,
+    "coordinator.join.logged": 4,
+    "coordinator.placement.logged": 1,
+    "worker.pass.forward": 20,
+    "worker.pass.backward": 20,
+    "worker.pushed.before_end": 20,
+    "worker.done": 20,
+}
