@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <system_error>
 
 #include "absl/strings/match.h"
@@ -19,6 +20,7 @@
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "storage/file.h"
+#include "storage/watch_hub.h"
 
 namespace ballast {
 namespace {
@@ -181,7 +183,7 @@ absl::Status CheckFolder(const std::string& dir, bool create) {
 // before a store that met a full disk is opened again (manifest, new log).
 constexpr uint64_t kReopenBytes = 512 << 10;
 
-class EmbeddedStateStore final : public StateStore {
+class EmbeddedStateStore final : public SharedStateStore {
  public:
   EmbeddedStateStore(std::string dir, const EmbeddedStoreOptions& options)
       : dir_(std::move(dir)), witness_(dir_), options_(options) {}
@@ -228,19 +230,81 @@ class EmbeddedStateStore final : public StateStore {
       absl::string_view begin, absl::string_view end, uint64_t limit) override {
     MutexLock lock(&mutex_);
     BALLAST_RETURN_IF_ERROR(OpenLocked());
-    std::vector<std::pair<std::string, std::string>> pairs;
+    std::map<std::string, std::string> found;
+    for (const auto& [key, leased] : leased_) {
+      if (key >= begin && key < end) {
+        found.emplace(key, leased.value);
+      }
+    }
     const std::unique_ptr<rocksdb::Iterator> it(
         db_->NewIterator(rocksdb::ReadOptions()));
-    for (it->Seek(ToSlice(begin)); it->Valid() && pairs.size() < limit &&
-                                   it->key().compare(ToSlice(end)) < 0;
-         it->Next()) {
-      pairs.emplace_back(it->key().ToString(), it->value().ToString());
+    uint64_t read = 0;
+    for (it->Seek(ToSlice(begin));
+         it->Valid() && read < limit && it->key().compare(ToSlice(end)) < 0;
+         it->Next(), ++read) {
+      found.emplace(it->key().ToString(), it->value().ToString());
     }
     BALLAST_RETURN_IF_ERROR(ToStatus(it->status(), dir_));
+    std::vector<std::pair<std::string, std::string>> pairs(found.begin(),
+                                                           found.end());
+    pairs.resize(std::min<uint64_t>(pairs.size(), limit));
     return pairs;
   }
 
+  absl::StatusOr<std::unique_ptr<StoreWatch>> Watch(
+      absl::string_view begin, absl::string_view end,
+      OnChange on_change) override {
+    return hub_.Add(begin, end, std::move(on_change));
+  }
+
+  absl::StatusOr<std::unique_ptr<StoreLease>> Lease(
+      absl::string_view key, absl::string_view value,
+      absl::Duration /*ttl*/) override {
+    MutexLock lock(&mutex_);
+    const absl::StatusOr<std::string> found = GetLocked(key);
+    if (found.ok()) {
+      return absl::AbortedError(
+          absl::StrCat("key '", key, "' exists; whoever made it may be alive"));
+    }
+    if (!absl::IsNotFound(found.status())) {
+      return found.status();
+    }
+    leased_[std::string(key)] = {std::string(value), ++last_lease_};
+    hub_.Publish({{std::string(key), std::string(value)}});
+    return std::make_unique<ProcessLease>(this, std::string(key), last_lease_);
+  }
+
+  uint64_t batch_max() const override { return UINT64_MAX; }
+
  private:
+  struct Leased {
+    std::string value;
+    uint64_t id = 0;
+  };
+
+  // Nobody else can open the store while this process lives.
+  class ProcessLease final : public StoreLease {
+   public:
+    ProcessLease(EmbeddedStateStore* store, std::string key, uint64_t id)
+        : store_(store), key_(std::move(key)), id_(id) {}
+    ~ProcessLease() override { store_->Release(key_, id_); }
+    bool held() const override { return true; }
+
+   private:
+    EmbeddedStateStore* const store_;
+    const std::string key_;
+    const uint64_t id_;
+  };
+
+  void Release(const std::string& key, uint64_t id) {
+    MutexLock lock(&mutex_);
+    const auto place = leased_.find(key);
+    if (place != leased_.end() && place->second.id == id) {
+      leased_.erase(place);
+      hub_.Publish({{key, std::nullopt}});
+    }
+  }
+
   absl::Status OpenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (db_ != nullptr) {
       return absl::OkStatus();
@@ -272,6 +336,10 @@ class EmbeddedStateStore final : public StateStore {
 
   absl::StatusOr<std::string> GetLocked(absl::string_view key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto leased = leased_.find(std::string(key));
+    if (leased != leased_.end()) {
+      return leased->second.value;
+    }
     BALLAST_RETURN_IF_ERROR(OpenLocked());
     std::string value;
     BALLAST_RETURN_IF_ERROR(
@@ -312,7 +380,12 @@ class EmbeddedStateStore final : public StateStore {
     options.sync = true;
     const rocksdb::Status status = db_->Write(options, &batch);
     out_of_space_ = status.IsNoSpace();
-    return ToStatus(status, dir_);
+    BALLAST_RETURN_IF_ERROR(ToStatus(status, dir_));
+    for (const StateChange& change : changes) {
+      leased_.erase(change.key);
+    }
+    hub_.Publish(changes);
+    return absl::OkStatus();
   }
 
   const std::string dir_;
@@ -324,16 +397,20 @@ class EmbeddedStateStore final : public StateStore {
   EmbeddedStoreOptions options_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<rocksdb::DB> db_ ABSL_GUARDED_BY(mutex_);
   bool out_of_space_ ABSL_GUARDED_BY(mutex_) = false;
+  // Kept in memory alone: the next process must not find them.
+  std::map<std::string, Leased> leased_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
+  WatchHub hub_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<StateStore>> OpenEmbeddedStateStore(
+absl::StatusOr<std::unique_ptr<SharedStateStore>> OpenEmbeddedStateStore(
     const std::string& dir, const EmbeddedStoreOptions& options) {
   BALLAST_RETURN_IF_ERROR(CheckFolder(dir, options.create));
   auto store = std::make_unique<EmbeddedStateStore>(dir, options);
   BALLAST_RETURN_IF_ERROR(store->Open());
-  return std::unique_ptr<StateStore>(std::move(store));
+  return std::unique_ptr<SharedStateStore>(std::move(store));
 }
 
 }  // namespace ballast
