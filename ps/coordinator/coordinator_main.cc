@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // ballast-coordinator: forms the group, turns every step into a transaction,
 // and ends the run. Exit 0 done, 1 failed, 2 usage, 78 bad configuration.
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -28,6 +30,8 @@ constexpr int kExitConfig = 78;
 struct Arguments {
   std::string config;
   int announce_fd = -1;
+  int supervisor_fd = -1;
+  std::optional<uint32_t> port;  // Else cluster.port.
   CoordinatorFlags flags;
 };
 
@@ -58,20 +62,35 @@ bool Announce(int fd, const std::string& address) {
   return told;
 }
 
-// Waits for the end; a first signal stops the run with a checkpoint, a second
-// one at once.
-void WaitForEnd(const sigset_t& signals, CoordinatorLoop* loop) {
+// Whether the other end of a pipe that nobody writes to is gone.
+bool IsAlone(int fd) {
+  pollfd ready = {fd, POLLIN, 0};
+  return fd >= 0 && poll(&ready, 1, 0) == 1 && (ready.revents & POLLHUP) != 0;
+}
+
+void Stop(const std::string& reason, bool abort, CoordinatorLoop* loop) {
+  v1::StopRequest stop;
+  stop.set_reason(reason);
+  stop.set_abort(abort);
+  loop->Stop(stop, [](const absl::StatusOr<v1::StopReply>&) {});
+}
+
+// Waits for the end; a first signal, or the end of the supervisor, stops the
+// run with a checkpoint, a second signal at once.
+void WaitForEnd(const sigset_t& signals, int supervisor_fd,
+                CoordinatorLoop* loop) {
   int signals_taken = 0;
+  bool alone = false;
   const timespec no_wait = {0, 0};
   while (!loop->WaitEnded(absl::Milliseconds(100))) {
-    const int taken = sigtimedwait(&signals, nullptr, &no_wait);
-    if (taken <= 0) {
-      continue;
+    if (!alone && IsAlone(supervisor_fd)) {
+      alone = true;
+      Stop("its supervisor is gone", /*abort=*/false, loop);
     }
-    v1::StopRequest stop;
-    stop.set_reason(absl::StrCat("signal ", taken));
-    stop.set_abort(++signals_taken > 1);
-    loop->Stop(stop, [](const absl::StatusOr<v1::StopReply>&) {});
+    const int taken = sigtimedwait(&signals, nullptr, &no_wait);
+    if (taken > 0) {
+      Stop(absl::StrCat("signal ", taken), ++signals_taken > 1, loop);
+    }
   }
 }
 
@@ -91,8 +110,8 @@ int RunCoordinator(const Arguments& arguments) {
   CoordinatorLoop loop(job, std::move(run->core), run->store.get(),
                        run->folder.get(), MonotonicNow);
   CoordinatorService service(&loop);
-  absl::StatusOr<std::unique_ptr<Endpoint>> endpoint =
-      Endpoint::Start(job.cluster.host, job.cluster.port, {&service});
+  absl::StatusOr<std::unique_ptr<Endpoint>> endpoint = Endpoint::Start(
+      job.cluster.host, arguments.port.value_or(job.cluster.port), {&service});
   if (!endpoint.ok()) {
     return Complain(endpoint.status());
   }
@@ -108,7 +127,7 @@ int RunCoordinator(const Arguments& arguments) {
         absl::StrCat("cannot write the address to descriptor ",
                      arguments.announce_fd, " (--announce-fd)")));
   }
-  WaitForEnd(signals, &loop);
+  WaitForEnd(signals, arguments.supervisor_fd, &loop);
   run->folder->RemoveAddress();
   (*endpoint)->Stop(absl::Seconds(1));
   const absl::Status outcome = loop.outcome();
@@ -143,6 +162,12 @@ int main(int argc, char** argv) {
                  "Last step to run; the schedule's horizon stays run.steps");
   app.add_flag("--keep", arguments.flags.keep_up,
                "Stay up after the last step until SIGTERM or `ballast stop`");
+  app.add_option("--port", arguments.port,
+                 "Port to listen on. Default: cluster.port")
+      ->check(CLI::Range(0, 65535));
+  app.add_option("--supervisor-fd", arguments.supervisor_fd,
+                 "Read end of a pipe that the supervisor holds: when it is "
+                 "gone, the run\nstops with a checkpoint");
   app.add_option("--announce-fd", arguments.announce_fd,
                  "Descriptor to write host:port to, once listening");
   try {
