@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/crash_point.h"
 
 namespace ballast {
 namespace {
@@ -15,38 +16,11 @@ constexpr uint32_t kSavesMax = 2;
 
 }  // namespace
 
-CheckpointWriter::CheckpointWriter(const Options& options)
-    : options_(options), thread_([this] {
-        while (!stopped_) {
-          blocking_mailbox_.Run(absl::Seconds(1));
-        }
-      }) {}
-
-CheckpointWriter::~CheckpointWriter() {
-  blocking_mailbox_.Post([this] { stopped_ = true; });
-  thread_.join();
-}
-
-void CheckpointWriter::Block(std::function<absl::Status()> work,
-                             std::function<void(const absl::Status&)> then) {
-  ++blocking_;
-  blocking_mailbox_.Post([this, mailbox = options_.mailbox,
-                          work = std::move(work), then = std::move(then)] {
-    const absl::Status status = work();
-    mailbox->Post([this, then, status] {
-      --blocking_;
-      then(status);
-    });
-  });
-}
-
-void CheckpointWriter::Start(uint64_t timeline, uint64_t step,
-                             ChunkStore* chunks) {
-  chunks_ = chunks;
+void CheckpointWriter::Start(uint64_t timeline, uint64_t step) {
   Job job;
   job.timeline = timeline;
   job.step = step;
-  for (ChunkState& chunk : chunks->chunks()) {
+  for (ChunkState& chunk : options_.chunks->chunks()) {
     BALLAST_CHECK(chunk.version == step);
     CheckpointEntry entry;
     entry.chunk = chunk.chunk.id;
@@ -60,40 +34,39 @@ void CheckpointWriter::Start(uint64_t timeline, uint64_t step,
   jobs_.push_back(std::move(job));
 }
 
+void CheckpointWriter::Abandon() {
+  abandoned_ = true;
+  jobs_.clear();
+}
+
 void CheckpointWriter::SaveNow(ChunkState* chunk) {
-  if (!chunk->save_pending || chunk->extent) {
-    return;  // Written, or being written.
-  }
-  BALLAST_CHECK(!jobs_.empty() && chunk->resident);
-  const absl::Status status =
-      chunks_->Write(chunk, chunk->resident, [this, chunk] {
-        chunk->save_pending = false;
-        --saving_;
-      });
-  if (!status.ok()) {
-    options_.fail(status);
+  if (!chunk->save_pending || abandoned_) {
     return;
   }
-  ++saving_;
-  const auto position = static_cast<size_t>(chunk - chunks_->chunks().data());
+  if (!chunk->extent) {
+    const absl::Status status = options_.chunks->Save(chunk);
+    if (!status.ok()) {
+      options_.fail(status);  // A full disk: asked again.
+      return;
+    }
+  }
+  const auto position =
+      static_cast<size_t>(chunk - options_.chunks->chunks().data());
   for (Job& job : jobs_) {
     if (!job.extents[position]) {
       job.extents[position] = chunk->extent;
     }
   }
+  chunk->save_pending = !options_.chunks->IsOnDisk(*chunk);
 }
 
 bool CheckpointWriter::IsWritten(const Job& job) const {
   for (size_t i = 0; i < job.extents.size(); ++i) {
-    const ChunkState& chunk = chunks_->chunks()[i];
-    const auto is_writing = [](const std::shared_ptr<Image>& image) {
-      return image && image->writing;
-    };
+    const ChunkState& chunk = options_.chunks->chunks()[i];
     // An extent that is not the chunk's any more was replaced by an update,
     // which waits for the write before it.
     if (!job.extents[i] ||
-        (job.extents[i] == chunk.extent &&
-         (is_writing(chunk.resident) || is_writing(chunk.window)))) {
+        (job.extents[i] == chunk.extent && !options_.chunks->IsOnDisk(chunk))) {
       return false;
     }
   }
@@ -104,16 +77,17 @@ void CheckpointWriter::Work() {
   if (jobs_.empty()) {
     return;
   }
-  for (ChunkState& chunk : chunks_->chunks()) {
-    if (saving_ >= kSavesMax) {
-      break;
+  uint32_t saving = 0;
+  for (ChunkState& chunk : options_.chunks->chunks()) {
+    if (chunk.save_pending && (chunk.extent || saving < kSavesMax)) {
+      SaveNow(&chunk);
+      saving += chunk.save_pending ? 1 : 0;
     }
-    SaveNow(&chunk);
   }
-  for (Job& job : jobs_) {
-    if (!job.committing && IsWritten(job)) {
-      Commit(&job);
-    }
+  // One after the other: each is told when it is committed.
+  Job& job = jobs_.front();
+  if (!job.committing && IsWritten(job)) {
+    Commit(&job);
   }
 }
 
@@ -122,14 +96,37 @@ void CheckpointWriter::Commit(Job* job) {
   StoredCheckpoint checkpoint;
   checkpoint.timeline = job->timeline;
   checkpoint.step = job->step;
-  v1::CheckpointSaved saved;
-  saved.set_timeline(job->timeline);
-  saved.set_step(job->step);
-  saved.set_data_dir(options_.data_dir);
   for (size_t i = 0; i < job->entries.size(); ++i) {
-    CheckpointEntry entry = job->entries[i];
-    entry.extent = *job->extents[i];
-    checkpoint.entries.push_back(entry);
+    checkpoint.entries.push_back(job->entries[i]);
+    checkpoint.entries.back().extent = *job->extents[i];
+  }
+  BALLAST_CRASH_POINT("server.checkpoint.before_commit");
+  // shared: a task must be copyable, and holds the extents meanwhile.
+  auto whole = std::make_shared<StoredCheckpoint>(std::move(checkpoint));
+  options_.tasks->Run(
+      [slab = options_.slab, whole] { return slab->Commit(*whole); },
+      [this, whole, held = job->extents](const absl::Status& status) {
+        BALLAST_CRASH_POINT("server.checkpoint.committed");
+        if (abandoned_) {
+          return;
+        }
+        if (!status.ok()) {
+          jobs_.front().committing = false;  // A full disk: tried again.
+          options_.fail(status);
+          return;
+        }
+        jobs_.pop_front();
+        options_.saved(PartOf(*whole));
+      });
+}
+
+v1::CheckpointSaved CheckpointWriter::PartOf(
+    const StoredCheckpoint& checkpoint) const {
+  v1::CheckpointSaved saved;
+  saved.set_timeline(checkpoint.timeline);
+  saved.set_step(checkpoint.step);
+  saved.set_data_dir(options_.data_dir);
+  for (const CheckpointEntry& entry : checkpoint.entries) {
     v1::SavedRecord* record = saved.add_records();
     record->set_chunk(entry.chunk);
     record->set_timeline(entry.timeline);
@@ -137,19 +134,7 @@ void CheckpointWriter::Commit(Job* job) {
     record->set_extent_offset(entry.extent.offset);
     record->set_extent_bytes(entry.extent.bytes);
   }
-  // shared: a task must be copyable.
-  auto whole = std::make_shared<StoredCheckpoint>(std::move(checkpoint));
-  auto report = std::make_shared<v1::CheckpointSaved>(std::move(saved));
-  Block([slab = options_.slab, whole] { return slab->Commit(*whole); },
-        [this, report](const absl::Status& status) {
-          // Commits end in the order in which they began.
-          jobs_.pop_front();
-          if (!status.ok()) {
-            options_.fail(status);
-            return;
-          }
-          options_.saved(*report);
-        });
+  return saved;
 }
 
 void CheckpointWriter::Prune(const std::vector<v1::CheckpointId>& kept) {
@@ -171,10 +156,10 @@ void CheckpointWriter::Prune(const std::vector<v1::CheckpointId>& kept) {
         std::find(wanted.begin(), wanted.end(), id) != wanted.end()) {
       continue;
     }
-    Block(
+    options_.tasks->Run(
         [slab = options_.slab, id] { return slab->Drop(id.first, id.second); },
         [this](const absl::Status& status) {
-          if (!status.ok()) {
+          if (!status.ok() && !abandoned_) {
             options_.fail(status);
           }
         });

@@ -3,8 +3,7 @@
 // there already and only stay held, chunks in memory are written in the
 // background, and when all are written the store commits them as one.
 //
-// Runs on the engine's thread; what blocks (the commit's sync) runs on a thread
-// of its own.
+// Runs on the engine's thread; what blocks (the commit's sync) runs elsewhere.
 
 #pragma once
 
@@ -12,12 +11,11 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "proto/ballast.pb.h"
+#include "ps/shard/blocking.h"
 #include "ps/shard/chunk_store.h"
-#include "ps/shard/mailbox.h"
 #include "storage/slab_store.h"
 
 namespace ballast {
@@ -25,22 +23,26 @@ namespace ballast {
 class CheckpointWriter {
  public:
   struct Options {
-    SlabStore* slab = nullptr;  // Not owned.
-    std::string data_dir;       // Absolute; told to the coordinator.
-    std::shared_ptr<Mailbox> mailbox;
+    SlabStore* slab = nullptr;       // Not owned.
+    std::string data_dir;            // Absolute; told to the coordinator.
+    ChunkStore* chunks = nullptr;    // Not owned.
+    BlockingTasks* tasks = nullptr;  // Not owned; settles before this goes.
     std::function<void(v1::CheckpointSaved)> saved;
+    // RESOURCE_EXHAUSTED: the disk is full and it will be tried again;
+    // anything else ends the server.
     std::function<void(const absl::Status&)> fail;
   };
-  explicit CheckpointWriter(const Options& options);
-  ~CheckpointWriter();  // Waits for what blocks now.
+  explicit CheckpointWriter(const Options& options) : options_(options) {}
 
   // Every chunk is at version `step`.
-  void Start(uint64_t timeline, uint64_t step, ChunkStore* chunks);
+  void Start(uint64_t timeline, uint64_t step);
+  // Begins nothing more and reports nothing more.
+  void Abandon();
   // Starts writes and, when all are done, the commit.
   void Work();
   // Starts the write of a chunk that an update waits to change.
   void SaveNow(ChunkState* chunk);
-  bool idle() const { return jobs_.empty() && blocking_ == 0; }
+  bool idle() const { return jobs_.empty(); }
 
   // Forgets checkpoints that are older than the newest of `kept` and not in
   // it. A newer one may be on its way into the coordinator's log.
@@ -58,21 +60,13 @@ class CheckpointWriter {
 
   bool IsWritten(const Job& job) const;
   void Commit(Job* job);
-  // Runs `work` on the blocking thread, then `then` on the engine's.
-  void Block(std::function<absl::Status()> work,
-             std::function<void(const absl::Status&)> then);
+  v1::CheckpointSaved PartOf(const StoredCheckpoint& checkpoint) const;
 
   const Options options_;
-  ChunkStore* chunks_ = nullptr;
   // What a job misses has not changed since, so its write serves those behind
   // it too.
   std::deque<Job> jobs_;
-  uint32_t saving_ = 0;
-  uint32_t blocking_ = 0;
-
-  Mailbox blocking_mailbox_;
-  bool stopped_ = false;  // Of the blocking thread, set by a task on it.
-  std::thread thread_;
+  bool abandoned_ = false;
 };
 
 }  // namespace ballast

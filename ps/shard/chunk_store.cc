@@ -178,32 +178,49 @@ void ChunkStore::OnRead(uint32_t id, const std::shared_ptr<Image>& image,
   image->ready = true;
 }
 
-absl::Status ChunkStore::Write(ChunkState* chunk,
-                               const std::shared_ptr<Image>& image,
-                               std::function<void()> done) {
-  BALLAST_CHECK(chunk->is_whole(*image) && !image->writing);
+absl::StatusOr<SharedExtent> ChunkStore::TakeExtent(const ChunkState& chunk) {
   BALLAST_ASSIGN_OR_RETURN(const Extent extent,
-                           options_.slab->Allocate(image->bytes));
+                           options_.slab->Allocate(chunk.layout.total_bytes));
+  return Share(extent);
+}
+
+void ChunkStore::Write(ChunkState* chunk, const std::shared_ptr<Image>& image,
+                       SharedExtent extent) {
+  BALLAST_CHECK(chunk->is_whole(*image) && !image->writing);
   chunk->digests = SealRecord(chunk->layout, IdOf(*chunk),
                               {image->buffer.data(), image->bytes});
-  chunk->extent = Share(extent);
+  chunk->extent = std::move(extent);
   image->writing = true;
   ++in_flight_;
-  options_.slab->Write(
-      extent, image->buffer.data(),
-      [this, mailbox = options_.mailbox, image, done = std::move(done),
-       held = chunk->extent](const absl::Status& status) {
-        mailbox->Post([this, image, done, held, status] {
-          --in_flight_;
-          image->writing = false;
-          if (!status.ok()) {
-            options_.fail(status);
-            return;
-          }
-          done();
-        });
-      });
+  options_.slab->Write(*chunk->extent, image->buffer.data(),
+                       [this, mailbox = options_.mailbox, image,
+                        held = chunk->extent](const absl::Status& status) {
+                         mailbox->Post([this, image, held, status] {
+                           --in_flight_;
+                           image->writing = false;
+                           if (!status.ok()) {
+                             options_.fail(status);
+                           }
+                         });
+                       });
+}
+
+absl::Status ChunkStore::Save(ChunkState* chunk) {
+  if (chunk->extent) {
+    return absl::OkStatus();
+  }
+  BALLAST_CHECK(chunk->tier == Tier::kWhole);
+  BALLAST_ASSIGN_OR_RETURN(SharedExtent extent, TakeExtent(*chunk));
+  Write(chunk, chunk->resident, std::move(extent));
   return absl::OkStatus();
+}
+
+bool ChunkStore::IsOnDisk(const ChunkState& chunk) const {
+  const auto is_writing = [](const std::shared_ptr<Image>& image) {
+    return image && image->writing;
+  };
+  return chunk.extent && !is_writing(chunk.resident) &&
+         !is_writing(chunk.window);
 }
 
 void ChunkStore::Adopt(ChunkState* chunk, const Extent& extent) {

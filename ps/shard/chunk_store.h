@@ -99,11 +99,19 @@ class ChunkStore {
   // Takes memory of the window for a copy; empty when there is no room.
   ArenaBuffer TakeWindow(uint64_t bytes, absl::string_view what, Need need);
 
-  // Seals `image` (whole, of data_version) and writes it to a fresh extent,
-  // which becomes the chunk's. `done` runs on the engine's thread.
-  // Errors: RESOURCE_EXHAUSTED  the disk is full; nothing happened.
-  absl::Status Write(ChunkState* chunk, const std::shared_ptr<Image>& image,
-                     std::function<void()> done);
+  // Takes an extent for a record of the chunk. Before a change is made in
+  // memory that must be written: a full disk then only delays it.
+  // Errors: RESOURCE_EXHAUSTED  the disk is full; try again later.
+  absl::StatusOr<SharedExtent> TakeExtent(const ChunkState& chunk);
+  // Seals `image` (whole, of data_version) and writes it to `extent`, which
+  // becomes the chunk's.
+  void Write(ChunkState* chunk, const std::shared_ptr<Image>& image,
+             SharedExtent extent);
+  // Starts the write of a resident chunk that only memory holds; nothing for
+  // others. Errors: as TakeExtent.
+  absl::Status Save(ChunkState* chunk);
+  // Its extent holds data_version: what was begun is written.
+  bool IsOnDisk(const ChunkState& chunk) const;
   // Reads the resident image, whole or prefix, from the chunk's extent.
   void FillResident(ChunkState* chunk);
   // Takes an extent of the slab that holds the chunk's data_version.

@@ -63,7 +63,7 @@ void FetchServer::OnOpen(uint64_t id, std::shared_ptr<BulkStream> stream) {
 
 void FetchServer::OnMessage(uint64_t id, absl::StatusOr<BulkMessage> message) {
   const auto found = streams_.find(id);
-  if (found == streams_.end()) {
+  if (found == streams_.end() || found->second.finished) {
     return;
   }
   Stream& stream = found->second;
@@ -119,6 +119,22 @@ void FetchServer::OnGone(uint64_t id) {
     }
   }
   streams_.erase(found);
+}
+
+void FetchServer::Reset(const absl::Status& why) {
+  chunks_ = nullptr;
+  for (auto& [id, stream] : streams_) {
+    stream.requests.clear();
+    stream.items = 0;
+    stream.errors.clear();
+    stream.ahead.clear();
+    if (stream.writing_since) {
+      stream.link->Cancel();  // A finish would wait for the reader.
+    } else if (!stream.finished) {
+      stream.link->Finish(why);
+    }
+    stream.finished = true;
+  }
 }
 
 void FetchServer::CancelSlow(uint64_t version, absl::Time now) {

@@ -28,8 +28,10 @@ class FetchServer final : public BulkStreamHandler {
   // `view` outlives this.
   FetchServer(const ShardView* view, std::shared_ptr<Mailbox> mailbox)
       : view_(view), mailbox_(std::move(mailbox)) {}
-  // nullptr while nothing is loaded: requests wait.
+  // From now on chunks can be asked for; before that requests wait.
   void set_chunks(ChunkStore* chunks) { chunks_ = chunks; }
+  // The chunks are going: ends every stream, replies on their way too.
+  void Reset(const absl::Status& why);
 
   void OnOpen(uint64_t id, std::shared_ptr<BulkStream> stream) override;
   void OnMessage(uint64_t id, absl::StatusOr<BulkMessage> message) override;

@@ -30,6 +30,14 @@ class Mailbox {
     }
   }
 
+  // Waits up to `timeout` for a task, without running it. One thread.
+  void Wait(absl::Duration timeout) {
+    MutexLock lock(&mutex_);
+    if (tasks_.empty() && !closed_) {
+      changed_.WaitFor(&mutex_, timeout);
+    }
+  }
+
   // Runs what is there, waiting up to `timeout` for a first task. One thread.
   void Run(absl::Duration timeout) {
     {

@@ -143,6 +143,18 @@ void PushServer::OnGone(uint64_t id) {
   }
 }
 
+void PushServer::Reset(const absl::Status& why) {
+  for (auto& [id, stream] : streams_) {
+    stream.messages.clear();
+    stream.replies.clear();
+    stream.next_item = 0;
+    if (!stream.finished) {
+      stream.finished = true;
+      stream.writing ? stream.link->Cancel() : stream.link->Finish(why);
+    }
+  }
+}
+
 void PushServer::Pump(StepGradients* gradients, absl::Time now) {
   if (!view_->loaded) {
     return;

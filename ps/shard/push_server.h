@@ -32,6 +32,9 @@ class PushServer final : public BulkStreamHandler {
     positions_ = std::move(positions);
   }
 
+  // The step's sums are going: ends every stream.
+  void Reset(const absl::Status& why);
+
   void OnOpen(uint64_t id, std::shared_ptr<BulkStream> stream) override;
   void OnMessage(uint64_t id, absl::StatusOr<BulkMessage> message) override;
   void OnHalfClose(uint64_t id) override;

@@ -7,18 +7,17 @@
 #include "absl/strings/str_cat.h"
 #include "common/bytes.h"
 #include "common/check.h"
-#include "common/clock.h"
 #include "common/log.h"
 #include "common/memory_setup.h"
 #include "common/status_macros.h"
 #include "common/units.h"
-#include "ps/shard/chunk_loader.h"
 
 namespace ballast {
 namespace {
 
-constexpr absl::Duration kIdleWait = absl::Milliseconds(50);
 constexpr absl::Duration kStatsEvery = absl::Milliseconds(20);
+// A write that a full disk refused is tried again at least that often.
+constexpr absl::Duration kFullShown = absl::Seconds(1);
 
 }  // namespace
 
@@ -26,11 +25,22 @@ ShardEngine::ShardEngine(const Options& options,
                          std::shared_ptr<Mailbox> mailbox)
     : options_(options),
       mailbox_(std::move(mailbox)),
-      now_(MonotonicNow()),
+      now_(options_.clock()),
       fetch_(&view_, mailbox_),
-      push_(&view_) {}
+      push_(&view_),
+      blocking_(options_.blocking, mailbox_) {}
 
-ShardEngine::~ShardEngine() { Drain(); }
+// What is on its way to the disk ends first (kill -9 would leave it to the
+// kernel); nothing that it would do here afterwards is done.
+ShardEngine::~ShardEngine() {
+  mailbox_->Close();
+  update_.reset();
+  collecting_.reset();
+  load_.reset();
+  checkpoints_.reset();
+  chunks_.reset();
+  log_.reset();
+}
 
 void ShardEngine::Deliver(const v1::PollReply& reply) {
   if (!reply.has_server()) {
@@ -61,13 +71,34 @@ void ShardEngine::Fail(const absl::Status& status) {
   }
 }
 
+void ShardEngine::FailUnlessFull(const absl::Status& status) {
+  if (!absl::IsResourceExhausted(status)) {
+    Fail(status);
+    return;
+  }
+  if (now_ - disk_full_at_ > kFullShown) {
+    LogEvent(Severity::kWarn, "disk_full", {{"why", status.message()}});
+  }
+  disk_full_ = std::string(status.message());
+  disk_full_at_ = now_;
+}
+
 void ShardEngine::Report(v1::ReportRequest request) {
   request.set_timeline(view_.timeline);
   PublishStats();
   session_->Post(std::move(request));
 }
 
-absl::Status ShardEngine::Open() {
+absl::Status ShardEngine::Open() { return absl::OkStatus(); }
+
+void ShardEngine::FillJoin(v1::JoinRequest* join) const {
+  if (run_) {
+    join->set_run_id(HashHex(*run_));
+  }
+}
+
+absl::Status ShardEngine::Start(ShardSession* session) {
+  session_ = session;
   const v1::JoinReply& admission = session_->admission();
   const std::optional<Hash128> run = ParseHashHex(admission.run_id());
   if (!run) {
@@ -75,116 +106,105 @@ absl::Status ShardEngine::Open() {
         absl::StrCat("the coordinator named run '", admission.run_id(),
                      "'; want 32 lower-case hex digits"));
   }
-  run_ = *run;
   view_.incarnation = admission.incarnation();
   view_.timeline = admission.timeline();
   view_.micro_batches = options_.job.batch.micro_batches;
   view_.workers_planned = std::max<uint32_t>(1, options_.job.worker.count);
-  SlabStore::Options store;
-  store.dir = options_.data_dir;
-  store.run = run_;
-  store.owner = absl::StrCat(options_.name, " of run ", options_.job.run.name);
-  store.index_memory_bytes = IndexBytes(options_.job.server.memory);
-  BALLAST_ASSIGN_OR_RETURN(slab_, SlabStore::Open(store));
-  CheckpointWriter::Options writer;
-  writer.slab = slab_.get();
-  writer.data_dir = options_.data_dir;
-  writer.mailbox = mailbox_;
-  writer.fail = [this](const absl::Status& status) { Fail(status); };
-  writer.saved = [this](v1::CheckpointSaved saved) {
-    v1::ReportRequest request;
-    *request.mutable_checkpoint_saved() = std::move(saved);
-    Report(std::move(request));
-  };
-  checkpoints_ = std::make_unique<CheckpointWriter>(writer);
+  BALLAST_RETURN_IF_ERROR(OpenStore(*run));
   base_bytes_ = ResidentBytes();
   LogEvent(Severity::kInfo, "memory_base",
            {{"bytes", FormatBytes(base_bytes_)}});
   return absl::OkStatus();
 }
 
-absl::Status ShardEngine::Run(MemberSession* session) {
-  session_ = session;
-  Fail(Open());
-  while (failure_.ok() && !leave_) {
-    mailbox_->Run(kIdleWait);
-    Turn();
+absl::Status ShardEngine::OpenStore(const Hash128& run) {
+  run_ = run;
+  SlabStore::Options store;
+  store.dir = options_.data_dir;
+  store.run = run;
+  store.owner = absl::StrCat(options_.name, " of run ", options_.job.run.name);
+  store.index_memory_bytes = IndexBytes(options_.job.server.memory);
+  BALLAST_ASSIGN_OR_RETURN(slab_, SlabStore::Open(store));
+  return absl::OkStatus();
+}
+
+std::optional<v1::ReportRequest> ShardEngine::LastReport() const {
+  if (session_over_ || !over()) {
+    return std::nullopt;
   }
-  PublishStats();
-  if (!failure_.ok() && !session_over_) {
-    v1::ReportRequest request;
-    request.set_timeline(view_.timeline);
+  v1::ReportRequest request;
+  request.set_timeline(view_.timeline);
+  if (failure_.ok()) {
+    request.mutable_leaving();
+  } else {
     request.mutable_fatal()->set_code(static_cast<int32_t>(failure_.code()));
     request.mutable_fatal()->set_message(
         absl::StrCat(options_.name, ": ", failure_.message()));
-    session_->Report(std::move(request), absl::Seconds(5)).IgnoreError();
-  } else if (leave_) {
-    v1::ReportRequest request;
-    request.set_timeline(view_.timeline);
-    request.mutable_leaving();
-    session_->Report(std::move(request), absl::Seconds(5)).IgnoreError();
   }
-  return failure_;
+  return request;
 }
 
-// One turn: obey, then do whatever can be done, with fetches answered after
-// every chunk that an update has made.
-void ShardEngine::Turn() {
-  bool busy = true;
-  while (busy && failure_.ok() && !leave_) {
-    now_ = MonotonicNow();
-    if (directive_is_new_) {
-      Obey();
-    }
-    if (!view_.loaded) {
-      return;
-    }
-    StartUpdate();
-    StartCollecting();
-    busy = update_->Work();
-    if (update_->gradients() != nullptr) {
-      busy |= update_->gradients()->Work();
-    }
-    if (collecting_) {
-      busy |= collecting_->Work();
-    }
-    FinishUpdate();
-    fetch_.Pump(now_);
-    push_.Pump(collecting_.get(), now_);
-    MaybeVote(/*again=*/false);
-    checkpoints_->Work();
-    MaybeDigest();
-    if (update_->blocked()) {
-      fetch_.CancelSlow(update_->decision().step(), now_);
-    }
-    PublishWhenDue();
-    if (busy) {
-      mailbox_->Run(absl::ZeroDuration());
-    }
+bool ShardEngine::Step() {
+  mailbox_->Run(absl::ZeroDuration());
+  now_ = options_.clock();
+  const bool busy = !over() && Turn();
+  if (over()) {
+    PublishStats();
+    return false;
   }
+  PublishWhenDue();
+  return busy;
+}
+
+bool ShardEngine::Turn() {
+  if (directive_is_new_) {
+    Obey();
+  }
+  if (load_phase_ != LoadPhase::kNone) {
+    bool worked = false;
+    const absl::Status status = Load(&worked);
+    absl::IsResourceExhausted(status) ? FailUnlessFull(status) : Fail(status);
+    return worked && !over();
+  }
+  return view_.loaded && !leave_ && Train();
+}
+
+// Does whatever can be done, with fetches answered after every chunk that an
+// update has made.
+bool ShardEngine::Train() {
+  StartUpdate();
+  StartCollecting();
+  bool busy = update_->Work();
+  if (update_->gradients() != nullptr) {
+    busy |= update_->gradients()->Work();
+  }
+  if (collecting_) {
+    busy |= collecting_->Work();
+  }
+  FinishUpdate();
+  fetch_.Pump(now_);
+  push_.Pump(collecting_.get(), now_);
+  MaybeVote(/*again=*/false);
+  checkpoints_->Work();
+  MaybeDigest();
+  if (update_->blocked()) {
+    fetch_.CancelSlow(update_->decision().step(), now_);
+  }
+  return busy && !over();
 }
 
 void ShardEngine::Obey() {
   directive_is_new_ = false;
   const v1::ServerDirective& directive = *directive_;
   if (directive.task() == v1::SERVER_LOAD) {
-    const auto wanted =
-        std::pair(directive.timeline(), directive.placement_version());
-    if (loaded_ != wanted) {
-      const absl::Status status = Load();
-      if (!status.ok()) {
-        Fail(status);
-        return;
-      }
-      loaded_ = wanted;
-    }
-    v1::ReportRequest request;
-    request.mutable_loaded()->set_step(directive.load_step());
-    Report(std::move(request));
+    ObeyLoad();
     return;
   }
   if (directive.task() == v1::SERVER_EXIT) {
-    leave_ = checkpoints_->idle() && (!update_ || !update_->active());
+    // What is being written is finished; a load is not waited for.
+    leave_ =
+        !view_.loaded || (checkpoints_->idle() && blocking_.in_flight() == 0 &&
+                          !update_->active());
     directive_is_new_ = !leave_;  // Asked again after the next event.
     return;
   }
@@ -287,7 +307,7 @@ void ShardEngine::FinishUpdate() {
   log_->DropThrough(version_);
   Confirm(version_);
   if (decision.checkpoint()) {
-    checkpoints_->Start(view_.timeline, version_, chunks_.get());
+    checkpoints_->Start(view_.timeline, version_);
   }
 }
 
@@ -350,9 +370,11 @@ void ShardEngine::MaybeDigest() {
 }
 
 std::string ShardEngine::Phase() const {
+  if (now_ - disk_full_at_ <= kFullShown) {
+    return absl::StrCat("read-only: ", disk_full_);
+  }
   if (!view_.loaded) {
-    return directive_ && directive_->task() == v1::SERVER_LOAD ? "loading"
-                                                               : "joining";
+    return load_phase_ == LoadPhase::kNone ? "joining" : "loading";
   }
   if (update_->active()) {
     return absl::StrCat("update ", update_->NextTensor());
@@ -364,7 +386,6 @@ std::string ShardEngine::Phase() const {
 }
 
 void ShardEngine::PublishWhenDue() {
-  now_ = MonotonicNow();
   if (now_ - published_ >= kStatsEvery) {
     PublishStats();
   }
@@ -379,6 +400,9 @@ void ShardEngine::PublishStats() {
   stats.set_minor_faults(MinorFaults());
   stats.set_step(version_);
   stats.set_phase(Phase());
+  if (load_) {
+    stats.set_loaded_chunks(load_->loaded());
+  }
   if (chunks_) {  // While they are loaded, too.
     const ResidencyPlan& plan = view_.plan;
     uint64_t used = plan.index_bytes + plan.tables_bytes +
@@ -417,17 +441,6 @@ void ShardEngine::PublishStats() {
   }
   MutexLock lock(&stats_mutex_);
   stats_ = std::move(stats);
-}
-
-void ShardEngine::Drain() {
-  Settle();
-  mailbox_->Close();
-  update_.reset();
-  collecting_.reset();
-  checkpoints_.reset();
-  chunks_.reset();
-  log_.reset();
-  slab_.reset();
 }
 
 }  // namespace ballast

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shard server's one thread and all of its state: directives, streams and the
-// disk's completions come in through the mailbox, votes, confirmations and
-// replies go out. No lock, and nothing that happens in the middle of something
-// else.
+// A shard server's state and what it does: directives, streams and the disk's
+// completions come in through the mailbox, votes, confirmations and replies go
+// out. No lock, and nothing that happens in the middle of something else.
 //
 //   directive LOAD --> loaded --> gradients of step t --> vote
 //                        ^                                 |
@@ -10,66 +9,117 @@
 //
 // Everything is safe to be told twice: a directive repeats what is not yet
 // confirmed, a report what was asked for again.
+//
+// It has no thread, clock or socket of its own: whoever calls Step() is its
+// thread. A server calls it in a loop (ps/shard/shard_server.cc), the simulator
+// whenever something may have changed.
 
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "common/hash.h"
 #include "common/job.h"
 #include "common/mutex.h"
 #include "proto/ballast.pb.h"
+#include "ps/shard/blocking.h"
 #include "ps/shard/checkpoint_writer.h"
 #include "ps/shard/chunk_store.h"
 #include "ps/shard/fetch_server.h"
 #include "ps/shard/gradient_store.h"
+#include "ps/shard/load_pass.h"
 #include "ps/shard/mailbox.h"
 #include "ps/shard/push_server.h"
+#include "ps/shard/shard_session.h"
 #include "ps/shard/shard_view.h"
 #include "ps/shard/update_pass.h"
-#include "rpc/member.h"
 #include "storage/gradient_log.h"
 #include "storage/slab_store.h"
 
 namespace ballast {
 
+// A life of a server: Open, then a join that FillJoin has completed, Start, and
+// Step until over(). May be dropped at any moment, as if it were killed.
 class ShardEngine {
  public:
   struct Options {
     Job job;
     std::string name;      // "server-0", as in the placement.
     std::string data_dir;  // Absolute.
+    // Monotonic time.
+    std::function<absl::Time()> clock;
+    // Runs what blocks: commits and syncs of the index. The engine may run it
+    // inline where nothing blocks.
+    BlockingExecutor blocking;
   };
   ShardEngine(const Options& options, std::shared_ptr<Mailbox> mailbox);
   ~ShardEngine();
 
-  // Handlers of the service's streams, for MakeShardService.
+  // Handlers of the service's streams, for MakeShardService; called by tasks
+  // of the mailbox.
   BulkStreamHandler* fetch() { return &fetch_; }
   BulkStreamHandler* push() { return &push_; }
+
+  // Opens the data directory, if there is one, and finds out what it holds.
+  // Blocks on the disk. Errors: as of SlabStore::Open and GradientLog::Open.
+  absl::Status Open();
+  // What a join says of it: run and holdings.
+  void FillJoin(v1::JoinRequest* join) const;
+  // Admitted. `session` outlives the engine's last Step.
+  // Errors: FAILED_PRECONDITION  the data directory is of another run; and as
+  //         Open, for a folder that was empty.
+  absl::Status Start(ShardSession* session);
+
+  // Runs the tasks of the mailbox and does what can be done without waiting.
+  // True: there is more to do at once. False: nothing until the mailbox has a
+  // task, or some 50 ms have passed (patience runs out with time).
+  bool Step();
+  // It has left, or cannot go on.
+  bool over() const { return leave_ || !failure_.ok(); }
+  // OK when the coordinator told it to leave.
+  const absl::Status& failure() const { return failure_; }
+  // What is left to report when it is over; nullopt: nobody listens.
+  std::optional<v1::ReportRequest> LastReport() const;
 
   // Thread-safe: callbacks of the session.
   void Deliver(const v1::PollReply& reply);
   void SessionOver(const absl::Status& why);
   v1::MemberStats stats() const;
 
-  // Opens the data directory of the run and works until the coordinator says
-  // to leave; OK then. Whatever else ends it was reported as fatal, if anybody
-  // listened. Blocks; the caller's thread is the engine's.
-  absl::Status Run(MemberSession* session);
-
  private:
-  absl::Status Open();
-  void Turn();
+  // A load in progress, phase by phase.
+  enum class LoadPhase {
+    kNone,
+    kSettling,   // Waits until nothing of the old timeline is in flight.
+    kPlacement,  // Waits for the coordinator's answer.
+    kChunks,
+  };
+
+  absl::Status OpenStore(const Hash128& run);
+  bool Turn();
+  bool Train();
   void Obey();
-  absl::Status Load();
+  void ObeyLoad();
+  // Lets go of a timeline: nothing of it is done any more, streams end.
+  void Forget();
+  bool IsSettled() const;
+  absl::Status Load(bool* worked);
+  absl::Status BeginLoad();
+  void FinishLoad();
+  void ReportLoaded();
+  void AskPlacement();
   absl::Status TakeMemory(const v1::Placement& placement);
   absl::Status MakePlan(const std::vector<uint32_t>& owned);
+  void MakeParts();
   void StartCollecting();
   void StartUpdate();
   void FinishUpdate();
@@ -79,27 +129,36 @@ class ShardEngine {
   void Confirm(uint64_t step);
   void Report(v1::ReportRequest request);
   void Fail(const absl::Status& status);
+  // For what is tried again: a full disk is shown and waited for.
+  void FailUnlessFull(const absl::Status& status);
   void PublishStats();
   void PublishWhenDue();
   std::string Phase() const;
-  // Waits until the disk is done with our memory.
-  void Settle();
-  void Drain();
 
   const Options options_;
   const std::shared_ptr<Mailbox> mailbox_;
-  MemberSession* session_ = nullptr;
-  Hash128 run_;
+  ShardSession* session_ = nullptr;
+  std::optional<Hash128> run_;  // Of the data directory, once there is one.
   absl::Time now_;
   absl::Status failure_;
+  std::string disk_full_;
+  absl::Time disk_full_at_ = absl::InfinitePast();
   bool session_over_ = false;
   bool leave_ = false;
 
   std::optional<v1::ServerDirective> directive_;
   bool directive_is_new_ = false;
-  std::optional<std::pair<uint64_t, uint64_t>> loaded_;  // Timeline, placement.
+  std::optional<uint64_t> loaded_;  // The timeline. Once a life.
+  LoadPhase load_phase_ = LoadPhase::kNone;
+  v1::ServerDirective load_directive_;
+  uint64_t placement_asked_ = 0;  // Answers to earlier questions are ignored.
+  std::optional<absl::StatusOr<v1::Placement>> placement_answer_;
+  std::unique_ptr<LoadPass> load_;
+  absl::Time load_began_;
 
   ShardView view_;
+  // Of the memory of an abandoned timeline, which replies may still hold.
+  std::weak_ptr<ShardMemory> old_memory_;
   std::unique_ptr<SlabStore> slab_;
   std::unique_ptr<GradientLog> log_;
   GradientPool pool_;
@@ -122,6 +181,9 @@ class ShardEngine {
   absl::Time published_;
   mutable Mutex stats_mutex_;
   v1::MemberStats stats_ ABSL_GUARDED_BY(stats_mutex_);
+
+  // Last: what it runs uses what stands above.
+  BlockingTasks blocking_;
 };
 
 }  // namespace ballast

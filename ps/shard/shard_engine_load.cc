@@ -8,11 +8,12 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/units.h"
-#include "ps/shard/chunk_loader.h"
 #include "ps/shard/shard_engine.h"
 
 namespace ballast {
 namespace {
+
+constexpr absl::Duration kOldMemoryMax = absl::Seconds(5);
 
 absl::string_view NameOf(OptimizerKind kind) {
   return kind == OptimizerKind::kAdamW ? "adamw" : "sgd";
@@ -106,11 +107,13 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
 
   GradientLog::Options log;
   log.dir = options_.data_dir;
-  log.run = run_;
+  log.run = *run_;
   log.timeline = view_.timeline;
   log.buffer_bytes = plan.log_buffer_bytes;
   BALLAST_ASSIGN_OR_RETURN(log_, GradientLog::Open(log));
-  const auto fail = [this](const absl::Status& status) { Fail(status); };
+  const auto fail = [this](const absl::Status& status) {
+    FailUnlessFull(status);
+  };
   pool_ = {memory->gradients.get(),
            memory->scratch.data(),
            false,
@@ -120,7 +123,7 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
            0};
 
   ChunkStore::Options store;
-  store.run = run_;
+  store.run = *run_;
   store.slab = slab_.get();
   store.resident = memory->resident.get();
   store.window = memory->window.get();
@@ -145,70 +148,166 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
   return absl::OkStatus();
 }
 
-absl::Status ShardEngine::Load() {
-  const v1::ServerDirective directive = *directive_;
+void ShardEngine::ObeyLoad() {
+  const uint64_t wanted = directive_->timeline();
+  if (load_phase_ != LoadPhase::kNone && load_directive_.timeline() == wanted) {
+    return;  // It is being done.
+  }
+  if (loaded_ == wanted) {
+    ReportLoaded();
+    return;
+  }
+  load_directive_ = *directive_;
+  Forget();
+  load_phase_ = LoadPhase::kSettling;
+}
+
+void ShardEngine::ReportLoaded() {
+  v1::ReportRequest request;
+  request.mutable_loaded()->set_step(version_);
+  Report(std::move(request));
+}
+
+// The disk may still be at work for the old timeline, with our memory; it is
+// waited for in IsSettled.
+void ShardEngine::Forget() {
   view_.loaded = false;
-  fetch_.set_chunks(nullptr);
-  PublishStats();
+  loaded_.reset();
+  load_.reset();
+  fetch_.Reset(absl::AbortedError("this server loads another version"));
+  push_.Reset(absl::AbortedError("this server loads another version"));
+  collecting_.reset();
+  update_.reset();
+  decisions_.clear();
+  digests_wanted_ = false;
+  voted_ = false;
+  if (checkpoints_) {
+    checkpoints_->Abandon();
+  }
+  load_began_ = now_;
+}
+
+bool ShardEngine::IsSettled() const {
+  return pool_.in_flight == 0 && blocking_.in_flight() == 0 &&
+         (!chunks_ || chunks_->in_flight() == 0);
+}
+
+absl::Status ShardEngine::Load(bool* worked) {
+  switch (load_phase_) {
+    case LoadPhase::kNone:
+      return absl::OkStatus();
+    case LoadPhase::kSettling:
+      if (!IsSettled()) {
+        return absl::OkStatus();
+      }
+      checkpoints_.reset();
+      chunks_.reset();
+      old_memory_ = view_.memory;
+      view_.memory.reset();
+      AskPlacement();
+      load_phase_ = LoadPhase::kPlacement;
+      *worked = true;
+      return absl::OkStatus();
+    case LoadPhase::kPlacement:
+      // Replies on their way hold the memory they point into; their streams
+      // were broken off.
+      if (!placement_answer_ ||
+          (!old_memory_.expired() && now_ - load_began_ < kOldMemoryMax)) {
+        return absl::OkStatus();
+      }
+      *worked = true;
+      return BeginLoad();
+    case LoadPhase::kChunks:
+      BALLAST_RETURN_IF_ERROR(load_->Work(worked));
+      if (load_->IsDone()) {
+        FinishLoad();
+        *worked = true;
+      }
+      return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+
+void ShardEngine::AskPlacement() {
+  placement_answer_.reset();
+  const uint64_t question = ++placement_asked_;
+  session_->AskPlacement([this, question, mailbox = mailbox_](
+                             const absl::StatusOr<v1::Placement>& placement) {
+    mailbox->Post([this, question, placement] {
+      if (question == placement_asked_) {
+        placement_answer_ = placement;
+      }
+    });
+  });
+}
+
+absl::Status ShardEngine::BeginLoad() {
   BALLAST_ASSIGN_OR_RETURN(const v1::Placement placement,
-                           session_->GetPlacement());
+                           *std::exchange(placement_answer_, std::nullopt));
   if (placement.optimizer() != NameOf(options_.job.optimizer.kind)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the placement is for ", placement.optimizer(), ", optimizer.name is ",
         NameOf(options_.job.optimizer.kind)));
   }
-  // What an earlier life of the run left goes first.
-  Settle();
-  collecting_.reset();
-  update_.reset();
-  decisions_.clear();
-  chunks_.reset();
-  log_.reset();
-  view_.memory.reset();
-
-  view_.timeline = directive.timeline();
+  view_.timeline = load_directive_.timeline();
   view_.placement_version = placement.placement_version();
+  log_.reset();
   BALLAST_RETURN_IF_ERROR(TakeMemory(placement));
-  LoadRequest request;
-  request.timeline = directive.timeline();
-  request.step = directive.load_step();
-  request.seed = options_.job.run.seed;
-  request.manifest = directive.load_manifest();
-  request.data_dir = options_.data_dir;
-  request.run = run_;
-  request.slab = slab_.get();
-  request.mailbox = mailbox_.get();
-  request.failure = [this] {
-    PublishWhenDue();  // A load may take longer than a silence is borne.
-    return failure_;
+  MakeParts();
+  LoadPass::Options load;
+  load.timeline = load_directive_.timeline();
+  load.step = load_directive_.load_step();
+  load.seed = options_.job.run.seed;
+  load.manifest = load_directive_.load_manifest();
+  load.data_dir = options_.data_dir;
+  load.run = *run_;
+  load.slab = slab_.get();
+  load.chunks = chunks_.get();
+  load_ = std::make_unique<LoadPass>(load);
+  load_phase_ = LoadPhase::kChunks;
+  return load_->Start(options_.job.optimizer.kind, view_.table->layout());
+}
+
+// What works on the chunks.
+void ShardEngine::MakeParts() {
+  const auto fail = [this](const absl::Status& status) {
+    FailUnlessFull(status);
   };
-  BALLAST_RETURN_IF_ERROR(LoadChunks(request, options_.job.optimizer.kind,
-                                     view_.table->layout(), chunks_.get()));
+  CheckpointWriter::Options writer;
+  writer.slab = slab_.get();
+  writer.data_dir = options_.data_dir;
+  writer.chunks = chunks_.get();
+  writer.tasks = &blocking_;
+  writer.fail = fail;
+  writer.saved = [this](v1::CheckpointSaved saved) {
+    v1::ReportRequest request;
+    *request.mutable_checkpoint_saved() = std::move(saved);
+    Report(std::move(request));
+  };
+  checkpoints_ = std::make_unique<CheckpointWriter>(writer);
   UpdatePass::Options update;
   update.chunks = chunks_.get();
   update.optimizer = options_.job.optimizer;
   update.save_now = [this](ChunkState* chunk) { checkpoints_->SaveNow(chunk); };
-  update.fail = [this](const absl::Status& status) { Fail(status); };
+  update.fail = fail;
   update_ = std::make_unique<UpdatePass>(update);
-  version_ = view_.decided_step = directive.load_step();
+}
+
+void ShardEngine::FinishLoad() {
+  load_.reset();
+  load_phase_ = LoadPhase::kNone;
+  version_ = view_.decided_step = load_directive_.load_step();
   view_.collecting_step = 0;
   view_.loaded = true;
+  loaded_ = load_directive_.timeline();
   fetch_.set_chunks(chunks_.get());
   LogEvent(Severity::kInfo, "chunks_loaded",
            {{"chunks", chunks_->chunks().size()},
             {"version", version_},
+            {"seconds", absl::ToDoubleSeconds(now_ - load_began_)},
             {"memory", FormatBytes(view_.plan.used_bytes)},
             {"smallest", FormatBytes(view_.plan.smallest_budget_bytes)}});
-  return absl::OkStatus();
-}
-
-void ShardEngine::Settle() {
-  const auto in_flight = [this] {
-    return pool_.in_flight + (chunks_ ? chunks_->in_flight() : 0);
-  };
-  while (in_flight() > 0) {
-    mailbox_->Run(absl::Milliseconds(100));
-  }
+  ReportLoaded();
 }
 
 }  // namespace ballast

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock.h"
 #include "common/job_file.h"
 #include "common/log.h"
 #include "common/status_macros.h"
@@ -55,6 +56,45 @@ int ReceiveBytesMax(uint64_t memory) {
   return static_cast<int>(std::min(memory, limit - kHeaderMax) + kHeaderMax);
 }
 
+// The session's blocking question becomes one with an answer later.
+class MemberShardSession final : public ShardSession {
+ public:
+  MemberShardSession(MemberSession* member, BlockingExecutor blocking)
+      : member_(member), blocking_(std::move(blocking)) {}
+  const v1::JoinReply& admission() const override {
+    return member_->admission();
+  }
+  void Post(v1::ReportRequest request) override {
+    member_->Post(std::move(request));
+  }
+  void AskPlacement(
+      std::function<void(absl::StatusOr<v1::Placement>)> done) override {
+    blocking_([member = member_, done = std::move(done)] {
+      done(member->GetPlacement());
+    });
+  }
+
+ private:
+  MemberSession* const member_;
+  const BlockingExecutor blocking_;
+};
+
+constexpr absl::Duration kIdleWait = absl::Milliseconds(50);
+constexpr absl::Duration kLastReportMax = absl::Seconds(5);
+
+absl::Status Serve(ShardEngine* engine, Mailbox* mailbox,
+                   MemberSession* member) {
+  while (!engine->over()) {
+    if (!engine->Step()) {
+      mailbox->Wait(kIdleWait);
+    }
+  }
+  if (auto report = engine->LastReport()) {
+    member->Report(*std::move(report), kLastReportMax).IgnoreError();
+  }
+  return engine->failure();
+}
+
 }  // namespace
 
 absl::Status RunShardServer(const ShardServerOptions& options) {
@@ -69,7 +109,11 @@ absl::Status RunShardServer(const ShardServerOptions& options) {
         "server.data_dir '", options.data_dir, "': ", error.message()));
   }
   auto mailbox = std::make_shared<Mailbox>();
-  ShardEngine engine({options.job, options.name, data_dir}, mailbox);
+  BlockingThread commits;
+  ShardEngine engine(
+      {options.job, options.name, data_dir, MonotonicNow, commits.executor()},
+      mailbox);
+  BALLAST_RETURN_IF_ERROR(engine.Open());
   // Services and sessions post to the engine; they go before it does.
   const std::unique_ptr<grpc::Service> service =
       MakeShardService(mailbox, engine.fetch(), engine.push());
@@ -80,6 +124,7 @@ absl::Status RunShardServer(const ShardServerOptions& options) {
   MemberSession::Options session;
   session.coordinator = options.coordinator;
   session.join = MakeJoin(options, data_dir, endpoint->address());
+  engine.FillJoin(&session.join);
   session.silence_max = options.job.cluster.progress_timeout;
   session.on_directive = [&engine](const v1::PollReply& reply) {
     engine.Deliver(reply);
@@ -94,7 +139,19 @@ absl::Status RunShardServer(const ShardServerOptions& options) {
            {{"address", endpoint->address()},
             {"incarnation", member->admission().incarnation()},
             {"data_dir", data_dir}});
-  absl::Status status = engine.Run(member.get());
+  BlockingThread questions;  // None of which waits for a sync.
+  MemberShardSession shard_session(member.get(), questions.executor());
+  absl::Status status = engine.Start(&shard_session);
+  if (status.ok()) {
+    status = Serve(&engine, mailbox.get(), member.get());
+  } else {
+    v1::ReportRequest request;
+    request.set_timeline(member->admission().timeline());
+    request.mutable_fatal()->set_code(static_cast<int32_t>(status.code()));
+    request.mutable_fatal()->set_message(
+        absl::StrCat(options.name, ": ", status.message()));
+    member->Report(std::move(request), kLastReportMax).IgnoreError();
+  }
   member->Stop();
   endpoint->Stop(absl::Seconds(1));
   return status;

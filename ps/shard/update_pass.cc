@@ -22,6 +22,36 @@ absl::Span<T> FieldOf(const ChunkState& chunk, const Image& image,
           place.bytes / sizeof(T)};
 }
 
+void Compute(const v1::Decision& decision, const OptimizerOptions& optimizer,
+             const ChunkState& chunk, const Image& image,
+             absl::Span<const float> gradient) {
+  const auto decay =
+      static_cast<float>(chunk.tensor->decay ? optimizer.weight_decay : 0.0);
+  const auto served = FieldOf<uint16_t>(chunk, image, Field::kServed);
+  const auto param = FieldOf<float>(chunk, image, Field::kParam);
+  const auto slot0 = FieldOf<float>(chunk, image, Field::kSlot0);
+  if (optimizer.kind == OptimizerKind::kSgd) {
+    SgdScalars scalars;
+    scalars.grad_scale = decision.grad_scale();
+    scalars.learning_rate = decision.learning_rate();
+    scalars.momentum = static_cast<float>(optimizer.momentum);
+    scalars.weight_decay = decay;
+    SgdCpu(scalars, gradient, param, slot0, served);
+    return;
+  }
+  AdamWScalars scalars;
+  scalars.grad_scale = decision.grad_scale();
+  scalars.learning_rate = decision.learning_rate();
+  scalars.beta1 = static_cast<float>(optimizer.beta1);
+  scalars.beta2 = static_cast<float>(optimizer.beta2);
+  scalars.epsilon = static_cast<float>(optimizer.epsilon);
+  scalars.weight_decay = decay;
+  scalars.bias1 = decision.bias1();
+  scalars.bias2 = decision.bias2();
+  AdamWCpu(scalars, gradient, param, slot0,
+           FieldOf<float>(chunk, image, Field::kSlot1), served);
+}
+
 }  // namespace
 
 void UpdatePass::Start(const v1::Decision& decision,
@@ -99,7 +129,8 @@ bool UpdatePass::Work() {
     options_.save_now(&chunk);
   }
   blocked_ = !has_room || !IsFree(chunk);
-  if (!has_room || chunk.save_pending || !IsReady(chunk)) {
+  if (!has_room || chunk.save_pending || !IsReady(chunk) ||
+      !TakeExtent(chunk)) {
     return false;
   }
   Apply(&chunk, options_.chunks->Whole(chunk));
@@ -108,62 +139,46 @@ bool UpdatePass::Work() {
   return true;
 }
 
+// Before anything is changed: what is changed must be written.
+bool UpdatePass::TakeExtent(const ChunkState& chunk) {
+  if (chunk.tier == Tier::kWhole || extent_) {
+    return true;
+  }
+  absl::StatusOr<SharedExtent> extent = options_.chunks->TakeExtent(chunk);
+  if (!extent.ok()) {
+    options_.fail(extent.status());
+    return false;
+  }
+  extent_ = *std::move(extent);
+  return true;
+}
+
 void UpdatePass::Apply(ChunkState* chunk, const std::shared_ptr<Image>& image) {
-  Compute(*chunk, *image, gradients_->Ready(next_));
-  chunk->version = decision_->step();
-  chunk->data_version = decision_->step();
-  chunk->data_timeline = decision_->timeline();
-  chunk->extent.reset();
-  chunk->digests.clear();
+  ApplyDecision(*decision_, options_.optimizer, gradients_->Ready(next_), chunk,
+                image);
   image->claimed = false;
-  image->served = 0;
   if (chunk->tier == Tier::kWhole) {
     return;
   }
-  WriteBehind(chunk, image);
+  options_.chunks->Write(chunk, image, std::move(extent_));
+  extent_.reset();
   if (chunk->tier == Tier::kWeights) {
     std::memcpy(chunk->resident->buffer.data(), image->buffer.data(),
                 chunk->layout.prefix_bytes);
   }
 }
 
-void UpdatePass::WriteBehind(ChunkState* chunk,
-                             const std::shared_ptr<Image>& image) {
-  const absl::Status status = options_.chunks->Write(chunk, image, [] {});
-  if (!status.ok()) {
-    options_.fail(status);
-  }
-}
-
-void UpdatePass::Compute(const ChunkState& chunk, const Image& image,
-                         absl::Span<const float> gradient) {
-  const v1::Decision& decision = *decision_;
-  const OptimizerOptions& optimizer = options_.optimizer;
-  const auto decay =
-      static_cast<float>(chunk.tensor->decay ? optimizer.weight_decay : 0.0);
-  const auto served = FieldOf<uint16_t>(chunk, image, Field::kServed);
-  const auto param = FieldOf<float>(chunk, image, Field::kParam);
-  const auto slot0 = FieldOf<float>(chunk, image, Field::kSlot0);
-  if (optimizer.kind == OptimizerKind::kSgd) {
-    SgdScalars scalars;
-    scalars.grad_scale = decision.grad_scale();
-    scalars.learning_rate = decision.learning_rate();
-    scalars.momentum = static_cast<float>(optimizer.momentum);
-    scalars.weight_decay = decay;
-    SgdCpu(scalars, gradient, param, slot0, served);
-    return;
-  }
-  AdamWScalars scalars;
-  scalars.grad_scale = decision.grad_scale();
-  scalars.learning_rate = decision.learning_rate();
-  scalars.beta1 = static_cast<float>(optimizer.beta1);
-  scalars.beta2 = static_cast<float>(optimizer.beta2);
-  scalars.epsilon = static_cast<float>(optimizer.epsilon);
-  scalars.weight_decay = decay;
-  scalars.bias1 = decision.bias1();
-  scalars.bias2 = decision.bias2();
-  AdamWCpu(scalars, gradient, param, slot0,
-           FieldOf<float>(chunk, image, Field::kSlot1), served);
+void ApplyDecision(const v1::Decision& decision,
+                   const OptimizerOptions& optimizer,
+                   absl::Span<const float> gradient, ChunkState* chunk,
+                   const std::shared_ptr<Image>& image) {
+  Compute(decision, optimizer, *chunk, *image, gradient);
+  chunk->version = decision.step();
+  chunk->data_version = decision.step();
+  chunk->data_timeline = decision.timeline();
+  chunk->extent.reset();
+  chunk->digests.clear();
+  image->served = 0;
 }
 
 }  // namespace ballast

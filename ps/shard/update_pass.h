@@ -31,6 +31,7 @@ class UpdatePass {
     // Called before a chunk with save_pending is changed; it must start the
     // write that the checkpoint waits for, if it can.
     std::function<void(ChunkState*)> save_now;
+    // RESOURCE_EXHAUSTED: the disk is full and it will be tried again.
     std::function<void(const absl::Status&)> fail;
   };
   explicit UpdatePass(const Options& options) : options_(options) {}
@@ -61,10 +62,8 @@ class UpdatePass {
   // No reply on its way points into the chunk.
   bool IsFree(const ChunkState& chunk) const;
   bool IsReady(const ChunkState& chunk) const;
+  bool TakeExtent(const ChunkState& chunk);
   void Apply(ChunkState* chunk, const std::shared_ptr<Image>& image);
-  void Compute(const ChunkState& chunk, const Image& image,
-               absl::Span<const float> gradient);
-  void WriteBehind(ChunkState* chunk, const std::shared_ptr<Image>& image);
 
   const Options options_;
   std::optional<v1::Decision> decision_;
@@ -72,6 +71,15 @@ class UpdatePass {
   size_t next_ = 0;
   absl::Time started_;
   bool blocked_ = false;
+  SharedExtent extent_;  // Taken for the next chunk.
 };
+
+// Updates `image`, which is the chunk's whole record in memory, from version
+// step - 1: fields, versions and the served copy. What was on disk is older
+// then. `gradient` is complete and of decision.step().
+void ApplyDecision(const v1::Decision& decision,
+                   const OptimizerOptions& optimizer,
+                   absl::Span<const float> gradient, ChunkState* chunk,
+                   const std::shared_ptr<Image>& image);
 
 }  // namespace ballast

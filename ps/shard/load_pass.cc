@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ps/shard/chunk_loader.h"
+#include "ps/shard/load_pass.h"
 
 #include <cstring>
-#include <map>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,47 +29,15 @@ void CastServed(const ChunkState& chunk, const Image& image) {
   }
 }
 
-class Loader {
- public:
-  Loader(const LoadRequest& request, ChunkStore* chunks)
-      : request_(request), chunks_(chunks) {}
+}  // namespace
 
-  absl::Status Run(OptimizerKind optimizer, const ModelLayout& layout);
-
- private:
-  absl::Status OpenManifest(OptimizerKind optimizer, const ModelLayout& layout);
-  absl::Status Load(ChunkState* chunk);
-  // True when the checkpoint's record of the chunk is in our slab.
-  bool Adopt(ChunkState* chunk);
-  absl::Status Fill(const ChunkState& chunk, const Image& image);
-  // Runs what the disk has done until `done`.
-  absl::Status WaitUntil(const std::function<bool()>& done);
-
-  const LoadRequest& request_;
-  ChunkStore* const chunks_;
-  std::optional<CheckpointManifest> manifest_;
-  std::unique_ptr<CheckpointReader> reader_;
-  std::map<std::string, uint32_t> tensors_;  // Of the manifest, by name.
-  // Records of our own slab that a checkpoint of the store names:
-  // (tensor of the manifest, begin) to the record.
-  std::map<std::pair<uint32_t, uint64_t>, const ManifestRecord*> own_;
-};
-
-absl::Status Loader::WaitUntil(const std::function<bool()>& done) {
-  while (!done()) {
-    request_.mailbox->Run(absl::Milliseconds(100));
-    BALLAST_RETURN_IF_ERROR(request_.failure());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Loader::OpenManifest(OptimizerKind optimizer,
-                                  const ModelLayout& layout) {
-  BALLAST_ASSIGN_OR_RETURN(manifest_, ReadManifest(request_.manifest));
-  if (manifest_->step != request_.step) {
+absl::Status LoadPass::OpenManifest(OptimizerKind optimizer,
+                                    const ModelLayout& layout) {
+  BALLAST_ASSIGN_OR_RETURN(manifest_, ReadManifest(options_.manifest));
+  if (manifest_->step != options_.step) {
     return absl::InvalidArgumentError(
-        absl::StrCat(request_.manifest, " is of step ", manifest_->step,
-                     "; want ", request_.step));
+        absl::StrCat(options_.manifest, " is of step ", manifest_->step,
+                     "; want ", options_.step));
   }
   for (uint32_t i = 0; i < manifest_->layout.tensors.size(); ++i) {
     tensors_[manifest_->layout.tensors[i].name] = i;
@@ -82,21 +48,21 @@ absl::Status Loader::OpenManifest(OptimizerKind optimizer,
         manifest_->layout.tensors[found->second].shape != tensor.shape ||
         manifest_->optimizer != optimizer) {
       return absl::InvalidArgumentError(
-          absl::StrCat(request_.manifest, " does not hold ", tensor.name,
+          absl::StrCat(options_.manifest, " does not hold ", tensor.name,
                        " in this shape with this optimizer's state"));
     }
   }
   std::map<uint64_t, uint64_t> held;  // Extents of our store's checkpoints.
-  for (const StoredCheckpoint& stored : request_.slab->checkpoints()) {
+  for (const StoredCheckpoint& stored : options_.slab->checkpoints()) {
     for (const CheckpointEntry& entry : stored.entries) {
       held[entry.extent.offset] = entry.extent.bytes;
     }
   }
   for (const ManifestRecord& record : manifest_->records) {
     const auto found = held.find(record.extent.offset);
-    if (manifest_->run == request_.run && found != held.end() &&
+    if (manifest_->run == options_.run && found != held.end() &&
         found->second == record.extent.bytes &&
-        manifest_->directories[record.directory] == request_.data_dir) {
+        manifest_->directories[record.directory] == options_.data_dir) {
       own_[{record.tensor, record.begin}] = &record;
     }
   }
@@ -104,7 +70,7 @@ absl::Status Loader::OpenManifest(OptimizerKind optimizer,
   return absl::OkStatus();
 }
 
-bool Loader::Adopt(ChunkState* chunk) {
+bool LoadPass::Adopt(ChunkState* chunk) {
   const uint32_t tensor = tensors_.at(chunk->tensor->name);
   const auto found = own_.find({tensor, chunk->chunk.begin});
   if (found == own_.end() || found->second->end != chunk->chunk.end ||
@@ -114,17 +80,17 @@ bool Loader::Adopt(ChunkState* chunk) {
   }
   chunk->data_version = found->second->version;
   chunk->data_timeline = found->second->timeline;
-  chunks_->Adopt(chunk, found->second->extent);
+  options_.chunks->Adopt(chunk, found->second->extent);
   if (chunk->resident) {
-    chunks_->FillResident(chunk);
+    options_.chunks->FillResident(chunk);
   }
   return true;
 }
 
-absl::Status Loader::Fill(const ChunkState& chunk, const Image& image) {
+absl::Status LoadPass::Fill(const ChunkState& chunk, const Image& image) {
   std::memset(image.buffer.data(), 0, image.bytes);
   if (!manifest_) {
-    FillInitial(*chunk.tensor, request_.seed, chunk.chunk.begin,
+    FillInitial(*chunk.tensor, options_.seed, chunk.chunk.begin,
                 Floats(chunk, image, Field::kParam));
   } else {
     for (const Field field : {Field::kParam, Field::kSlot0, Field::kSlot1}) {
@@ -139,53 +105,57 @@ absl::Status Loader::Fill(const ChunkState& chunk, const Image& image) {
   return absl::OkStatus();
 }
 
-absl::Status Loader::Load(ChunkState* chunk) {
-  chunk->version = request_.step;
-  chunk->data_version = request_.step;
-  chunk->data_timeline = request_.timeline;
+absl::StatusOr<bool> LoadPass::Load(ChunkState* chunk) {
+  chunk->version = options_.step;
+  chunk->data_version = options_.step;
+  chunk->data_timeline = options_.timeline;
   if (manifest_ && Adopt(chunk)) {
-    return absl::OkStatus();
+    return true;
   }
   if (chunk->tier == Tier::kWhole) {
     chunk->resident->ready = true;
-    return Fill(*chunk, *chunk->resident);
+    BALLAST_RETURN_IF_ERROR(Fill(*chunk, *chunk->resident));
+    return true;
   }
+  BALLAST_ASSIGN_OR_RETURN(SharedExtent extent,
+                           options_.chunks->TakeExtent(*chunk));
   auto image = std::make_shared<Image>();
   image->bytes = chunk->layout.total_bytes;
-  BALLAST_RETURN_IF_ERROR(WaitUntil([&] {
-    image->buffer = chunks_->TakeWindow(image->bytes, "chunks being loaded",
-                                        ChunkStore::Need::kNow);
-    return static_cast<bool>(image->buffer);
-  }));
+  image->buffer = options_.chunks->TakeWindow(
+      image->bytes, "chunks being loaded", ChunkStore::Need::kNow);
+  if (!image->buffer) {
+    return false;
+  }
   BALLAST_RETURN_IF_ERROR(Fill(*chunk, *image));
   image->ready = true;
   chunk->window = image;
-  BALLAST_RETURN_IF_ERROR(chunks_->Write(chunk, image, [] {}));
+  options_.chunks->Write(chunk, image, std::move(extent));
   if (chunk->tier == Tier::kWeights) {
     std::memcpy(chunk->resident->buffer.data(), image->buffer.data(),
                 chunk->layout.prefix_bytes);
     chunk->resident->ready = true;
   }
+  return true;
+}
+
+absl::Status LoadPass::Start(OptimizerKind optimizer,
+                             const ModelLayout& layout) {
+  return options_.manifest.empty() ? absl::OkStatus()
+                                   : OpenManifest(optimizer, layout);
+}
+
+absl::Status LoadPass::Work(bool* worked) {
+  *worked = false;
+  if (next_ < options_.chunks->chunks().size()) {
+    BALLAST_ASSIGN_OR_RETURN(*worked, Load(&options_.chunks->chunks()[next_]));
+    next_ += *worked ? 1 : 0;
+  }
   return absl::OkStatus();
 }
 
-absl::Status Loader::Run(OptimizerKind optimizer, const ModelLayout& layout) {
-  if (!request_.manifest.empty()) {
-    BALLAST_RETURN_IF_ERROR(OpenManifest(optimizer, layout));
-  }
-  for (ChunkState& chunk : chunks_->chunks()) {
-    BALLAST_RETURN_IF_ERROR(Load(&chunk));
-    request_.mailbox->Run(absl::ZeroDuration());
-    BALLAST_RETURN_IF_ERROR(request_.failure());
-  }
-  return WaitUntil([this] { return chunks_->in_flight() == 0; });
-}
-
-}  // namespace
-
-absl::Status LoadChunks(const LoadRequest& request, OptimizerKind optimizer,
-                        const ModelLayout& layout, ChunkStore* chunks) {
-  return Loader(request, chunks).Run(optimizer, layout);
+bool LoadPass::IsDone() const {
+  return next_ == options_.chunks->chunks().size() &&
+         options_.chunks->in_flight() == 0;
 }
 
 }  // namespace ballast
