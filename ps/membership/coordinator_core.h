@@ -32,6 +32,7 @@
 #include "common/layout.h"
 #include "proto/ballast.pb.h"
 #include "ps/membership/checkpoint_book.h"
+#include "ps/membership/core_types.h"
 #include "ps/membership/evaluation_pass.h"
 #include "ps/membership/hash_collector.h"
 #include "ps/membership/member_table.h"
@@ -43,48 +44,10 @@
 
 namespace ballast {
 
-enum class Phase {
-  kForming,     // Waits for server.count and worker.count members.
-  kLoading,     // Servers make the first version.
-  kTraining,    // Step committed + 1 is computed.
-  kEvaluating,  // Version `committed` is evaluated; no step is assigned.
-  kFinishing,   // The last confirmations, checkpoint and hash.
-  kDone,        // The end record stands.
-  kFailed,
-};
-absl::string_view PhaseName(Phase phase);
-
-struct CoreOptions {
-  Job job;
-  std::string config;      // The effective job file.
-  ConfigFields numerics;   // Of the job.
-  std::string new_run_id;  // 32 hex digits, for a run that is not there yet.
-  bool resume = false;
-  bool keep_up = false;                // Stay after the last step until Stop.
-  std::optional<uint64_t> stop_after;  // Last step to run; the schedule stays.
-};
-
-struct EvaluationRecord {
-  StepKey at;
-  double loss = 0.0;  // NaN when some micro-batch's loss is.
-  double seconds = 0.0;
-};
-
-// In the order in which they are carried out.
-struct CoreActions {
-  std::vector<StateChange> changes;                    // One batch, durable.
-  std::vector<std::string> manifests_to_remove;        // Paths.
-  std::vector<CheckpointManifest> manifests_to_write;  // Then ManifestWritten.
-  std::vector<StepMetrics> metrics;                    // Ascending by step.
-  std::vector<EvaluationRecord> evaluations;
-  bool empty() const {
-    return changes.empty() && manifests_to_remove.empty() &&
-           manifests_to_write.empty() && metrics.empty() && evaluations.empty();
-  }
-};
-
 class CoordinatorCore {
  public:
+  static constexpr absl::Duration kReturnMax = absl::Milliseconds(300);
+
   // `state` is what the store holds, `checkpoint` the manifest of
   // state.newest_checkpoint() when resuming and there is one. The first actions
   // hold the raised term (and timeline).
@@ -102,6 +65,17 @@ class CoordinatorCore {
   // Of a poll: renews the lease.
   absl::Status Heartbeat(const v1::PollRequest& request, absl::Time now);
   absl::Status Report(const v1::ReportRequest& request, absl::Time now);
+  // The connection of a member's poll broke. A live member polls again within
+  // 100 ms, so one that is not heard from for kReturnMax after is dead.
+  void ConnectionLost(uint64_t incarnation, absl::Time now);
+  // The answer to an action's probe.
+  void ProbeResult(uint64_t incarnation, bool alive, absl::Time now);
+  // A supervisor saw a process end. Of a life that is in: it is dead.
+  void ExitReported(const v1::ExitReport& report, absl::Time now);
+  // Errors: INVALID_ARGUMENT, FAILED_PRECONDITION  the message says why not.
+  absl::StatusOr<v1::ScaleReply> Scale(const v1::ScaleRequest& request,
+                                       absl::Time now);
+  // At least every 100 ms.
   void Tick(absl::Time now);
   void Stop(const v1::StopRequest& request, absl::Time now);
   // `path` of the manifest, or why it could not be written.

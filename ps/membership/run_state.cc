@@ -72,9 +72,54 @@ absl::StatusOr<ParsedKey> ParseKey(absl::string_view key) {
   return parsed;
 }
 
-absl::Status ParseTimelineRecord(absl::string_view key, const ParsedKey& parsed,
-                                 absl::string_view value, RunState* state) {
+absl::Status ParseWanted(const std::string& value, RunState* state) {
   ByteReader reader(value);
+  const auto count = reader.Get<uint32_t>();
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
+    WantedMember member;
+    member.name = reader.GetString();
+    member.role = static_cast<v1::Role>(reader.Get<uint32_t>());
+    member.draining = reader.Get<uint32_t>() != 0;
+    state->wanted.push_back(std::move(member));
+  }
+  return reader.ok() && reader.remaining() == 0 ? absl::OkStatus()
+                                                : Damaged("wanted");
+}
+
+absl::Status ParseSingle(absl::string_view key, const std::string& value,
+                         RunState* state) {
+  if (key == "run") {
+    BALLAST_ASSIGN_OR_RETURN(state->identity, ParseIdentity(value));
+  } else if (key == "layout") {
+    state->layout = value;
+  } else if (key == "placement") {
+    v1::Placement placement;
+    if (!placement.ParseFromString(value)) {
+      return Damaged(key);
+    }
+    state->placement = std::move(placement);
+  } else if (key == "wanted") {
+    return ParseWanted(value, state);
+  } else if (key == "durability") {
+    state->durability = value;
+  } else if (key != "leader") {
+    return Damaged(key);
+  }
+  return absl::OkStatus();
+}
+
+// Records that one number names: a timeline, an incarnation or a count.
+absl::Status ParseNumberedRecord(absl::string_view key, const ParsedKey& parsed,
+                                 const std::string& value, RunState* state) {
+  ByteReader reader(value);
+  if (parsed.kind == "member") {
+    v1::JoinRequest& join = state->members[parsed.at.timeline];
+    return join.ParseFromString(value) ? absl::OkStatus() : Damaged(key);
+  }
+  if (parsed.kind == "fault") {
+    v1::Fault& fault = state->faults[parsed.at.timeline];
+    return fault.ParseFromString(value) ? absl::OkStatus() : Damaged(key);
+  }
   if (parsed.kind == "branch") {
     Branch branch;
     branch.parent.timeline = reader.Get<uint64_t>();
@@ -161,17 +206,15 @@ absl::StatusOr<RunState> ParseRunState(
   for (const auto& [key, value] : pairs) {
     BALLAST_ASSIGN_OR_RETURN(const ParsedKey parsed, ParseKey(key));
     if (parsed.numbers == 0) {
-      if (parsed.kind != "run") {
-        return Damaged(key);
-      }
-      BALLAST_ASSIGN_OR_RETURN(state.identity, ParseIdentity(value));
+      BALLAST_RETURN_IF_ERROR(ParseSingle(key, value, &state));
     } else if (parsed.numbers == 1) {
-      BALLAST_RETURN_IF_ERROR(ParseTimelineRecord(key, parsed, value, &state));
+      BALLAST_RETURN_IF_ERROR(ParseNumberedRecord(key, parsed, value, &state));
     } else {
       BALLAST_RETURN_IF_ERROR(ParseStepRecord(key, parsed, value, &state));
     }
   }
-  if (!state.identity.has_value() && !pairs.empty()) {
+  const bool only_leader = pairs.size() == 1 && pairs[0].first == "leader";
+  if (!state.identity.has_value() && !pairs.empty() && !only_leader) {
     return absl::DataLossError(
         "the coordinator's state has records but no run; it is damaged");
   }
@@ -228,6 +271,51 @@ StateChange PutEnd(uint64_t timeline, const EndRecord& end) {
   writer.Put(end.step);
   writer.PutString(end.state_hash);
   return {Key("end", timeline), writer.Take()};
+}
+
+StateChange PutLayout(const std::string& encoded) {
+  return {"layout", encoded};
+}
+
+StateChange PutPlacement(const v1::Placement& placement) {
+  v1::Placement bare = placement;
+  bare.clear_layout();
+  return {"placement", bare.SerializeAsString()};
+}
+
+StateChange DeletePlacement() { return {"placement", std::nullopt}; }
+
+StateChange PutWanted(const std::vector<WantedMember>& wanted) {
+  ByteWriter writer;
+  writer.Put(static_cast<uint32_t>(wanted.size()));
+  for (const WantedMember& member : wanted) {
+    writer.PutString(member.name);
+    writer.Put(static_cast<uint32_t>(member.role));
+    writer.Put(uint32_t{member.draining});
+  }
+  return {"wanted", writer.Take()};
+}
+
+StateChange PutDurability(const std::string& durability) {
+  return {"durability", durability};
+}
+
+StateChange PutMember(uint64_t incarnation, const v1::JoinRequest& join) {
+  v1::JoinRequest bare = join;
+  bare.clear_layout();
+  return {Key("member", incarnation), bare.SerializeAsString()};
+}
+
+StateChange DeleteMember(uint64_t incarnation) {
+  return {Key("member", incarnation), std::nullopt};
+}
+
+StateChange PutFault(uint64_t number, const v1::Fault& fault) {
+  return {Key("fault", number), fault.SerializeAsString()};
+}
+
+StateChange DeleteFault(uint64_t number) {
+  return {Key("fault", number), std::nullopt};
 }
 
 }  // namespace ballast

@@ -10,6 +10,13 @@
 //   checkpoint/<timeline>/<step>     a checkpoint exists; path of its manifest
 //   evaluation/<timeline>/<step>     validation loss of a version
 //   end/<timeline>                   every promise of the run is kept
+//   layout                           the model, as its workers declared it
+//   placement                        servers by name and who owns which chunk
+//   wanted                           names that should be in
+//   durability                       server.durability of the steps so far
+//   member/<incarnation>             a life that was admitted and is not gone
+//   fault/<number>                   what went wrong and what it cost
+// The key `leader` is the coordinators' own affair and is left out.
 //
 // Pure. Plain data.
 
@@ -63,6 +70,15 @@ struct EndRecord {
   std::string state_hash;
 };
 
+// A name that should be in. One that drains is on its way out: a server keeps
+// its place until its chunks have moved.
+struct WantedMember {
+  std::string name;
+  v1::Role role = v1::ROLE_UNSPECIFIED;
+  bool draining = false;
+  friend bool operator==(const WantedMember&, const WantedMember&) = default;
+};
+
 struct RunState {
   std::optional<RunIdentity> identity;
   std::map<uint64_t, Branch> branches;
@@ -70,6 +86,13 @@ struct RunState {
   std::map<StepKey, std::string> checkpoints;  // Path of the manifest.
   std::map<StepKey, double> evaluations;
   std::map<uint64_t, EndRecord> ends;
+  std::string layout;  // ModelLayout::Encode; empty before the first worker.
+  // Without the layout; nullopt before the group has formed.
+  std::optional<v1::Placement> placement;
+  std::vector<WantedMember> wanted;
+  std::string durability;                       // As the job file says it.
+  std::map<uint64_t, v1::JoinRequest> members;  // Without layouts.
+  std::map<uint64_t, v1::Fault> faults;
 
   // The newest checkpoint of the current history: the one a resume takes.
   std::optional<StepKey> newest_checkpoint() const;
@@ -91,5 +114,14 @@ StateChange PutCheckpoint(const StepKey& key, const std::string& path);
 StateChange DeleteCheckpoint(const StepKey& key);
 StateChange PutEvaluation(const StepKey& key, double loss);
 StateChange PutEnd(uint64_t timeline, const EndRecord& end);
+StateChange PutLayout(const std::string& encoded);
+StateChange PutPlacement(const v1::Placement& placement);
+StateChange DeletePlacement();
+StateChange PutWanted(const std::vector<WantedMember>& wanted);
+StateChange PutDurability(const std::string& durability);
+StateChange PutMember(uint64_t incarnation, const v1::JoinRequest& join);
+StateChange DeleteMember(uint64_t incarnation);
+StateChange PutFault(uint64_t number, const v1::Fault& fault);
+StateChange DeleteFault(uint64_t number);
 
 }  // namespace ballast
