@@ -39,9 +39,8 @@ BulkItem DecodeItem(ByteReader* reader, absl::Status* status) {
   item.elem_count = reader->Get<uint64_t>();
   item.payload_bytes = reader->Get<uint64_t>();
   item.loss = reader->Get<double>();
-  const auto reserved_tail = reader->Get<uint64_t>();
-  if (dtype > 1 || item.encoding != 0 || has_loss > 1 || reserved != 0 ||
-      reserved_tail != 0) {
+  item.record_version = reader->Get<uint64_t>();
+  if (dtype > 1 || item.encoding != 0 || has_loss > 1 || reserved != 0) {
     *status = Damaged("an item has an unknown dtype, encoding or flag");
   }
   if (item.payload_bytes > kPayloadMax) {
@@ -51,6 +50,60 @@ BulkItem DecodeItem(ByteReader* reader, absl::Status* status) {
   item.dtype = static_cast<DType>(dtype & 1);
   item.has_loss = has_loss != 0;
   return item;
+}
+
+// What the decoded items of a message of this kind may not be; OK otherwise.
+absl::Status CheckKind(const BulkHeader& header, uint64_t text_bytes) {
+  const bool has_text =
+      header.kind == BulkKind::kError || header.kind == BulkKind::kReplicaMark;
+  if (has_text && (!header.items.empty() || text_bytes > kBulkTextMax)) {
+    return Damaged(absl::StrCat("a text of ", text_bytes, " bytes with ",
+                                header.items.size(), " items; at most ",
+                                kBulkTextMax, " and none"));
+  }
+  if (header.kind != BulkKind::kReplicaBase && header.record_timeline != 0) {
+    return Damaged("a reserved field is not 0");
+  }
+  switch (header.kind) {
+    case BulkKind::kReplicaBase: {
+      if (header.items.size() != 1) {
+        return Damaged("a piece of a record has one item");
+      }
+      const BulkItem& item = header.items[0];
+      if (item.payload_bytes == 0 || item.elem_begin > item.elem_count ||
+          item.payload_bytes > item.elem_count - item.elem_begin ||
+          item.record_version > header.step) {
+        return Damaged(absl::StrCat(
+            item.payload_bytes, " bytes at ", item.elem_begin,
+            " of a record of ", item.elem_count, " bytes and version ",
+            item.record_version, ", for version ", header.step));
+      }
+      break;
+    }
+    case BulkKind::kReplicaGradient:
+      for (const BulkItem& item : header.items) {
+        if (item.use != kBulkAllUses || item.dtype != DType::kF32 ||
+            item.elem_begin != 0 ||
+            item.payload_bytes % DTypeBytes(DType::kF32) != 0 ||
+            item.elem_count != item.payload_bytes / DTypeBytes(DType::kF32)) {
+          return Damaged("not the complete fp32 gradient of a chunk");
+        }
+      }
+      break;
+    case BulkKind::kReplicaHello:
+    case BulkKind::kReplicaAck:
+      if (header.payload_bytes() != 0) {
+        return Damaged("an acknowledgement has no payload");
+      }
+      break;
+    default:
+      for (const BulkItem& item : header.items) {
+        if (item.record_version != 0) {
+          return Damaged("a reserved field of an item is not 0");
+        }
+      }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -76,7 +129,7 @@ std::string EncodeBulkHeader(const BulkHeader& header) {
   writer.Put(header.credit_bytes);
   writer.Put(header.error_code);
   writer.Put(static_cast<uint32_t>(header.items.size()));
-  writer.Put(uint64_t{0});  // Reserved.
+  writer.Put(header.record_timeline);
   writer.Put(uint64_t{0});  // Checksum, below.
   for (const BulkItem& item : header.items) {
     writer.Put(item.chunk);
@@ -92,7 +145,7 @@ std::string EncodeBulkHeader(const BulkHeader& header) {
     writer.Put(item.elem_count);
     writer.Put(item.payload_bytes);
     writer.Put(item.loss);
-    writer.Put(uint64_t{0});
+    writer.Put(item.record_version);
   }
   std::string bytes = writer.Take();
   const uint64_t checksum = HeaderChecksum(bytes);
@@ -137,7 +190,7 @@ absl::StatusOr<BulkHeader> DecodeBulkHeader(absl::string_view bytes,
   reader.Get<uint16_t>();
   BulkHeader header;
   const auto kind = reader.Get<uint16_t>();
-  if (kind < 1 || kind > 6) {
+  if (kind < 1 || kind > static_cast<uint16_t>(BulkKind::kReplicaAck)) {
     return Damaged(absl::StrCat("kind ", kind, " is unknown"));
   }
   header.kind = static_cast<BulkKind>(kind);
@@ -149,13 +202,10 @@ absl::StatusOr<BulkHeader> DecodeBulkHeader(absl::string_view bytes,
   header.credit_bytes = reader.Get<uint64_t>();
   header.error_code = reader.Get<uint32_t>();
   const auto item_count = reader.Get<uint32_t>();
-  const auto reserved = reader.Get<uint64_t>();
+  header.record_timeline = reader.Get<uint64_t>();
   const auto checksum = reader.Get<uint64_t>();
   if (checksum != HeaderChecksum(std::string(bytes))) {
     return Damaged("the header's checksum does not match");
-  }
-  if (reserved != 0) {
-    return Damaged("a reserved field is not 0");
   }
   absl::Status status;
   uint64_t payload = 0;
@@ -166,11 +216,16 @@ absl::StatusOr<BulkHeader> DecodeBulkHeader(absl::string_view bytes,
   if (!status.ok()) {
     return status;
   }
-  // An error's text follows the header without an item.
+  // A text follows the header without an item.
   const uint64_t arrived = message_bytes - bytes.size();
-  if (header.kind != BulkKind::kError && payload != arrived) {
+  if (header.kind != BulkKind::kError &&
+      header.kind != BulkKind::kReplicaMark && payload != arrived) {
     return Damaged(absl::StrCat("its items claim ", payload, " bytes and ",
                                 arrived, " arrived"));
+  }
+  status = CheckKind(header, arrived);
+  if (!status.ok()) {
+    return status;
   }
   return header;
 }

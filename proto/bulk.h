@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The header in front of tensor bytes on the Fetch and Push streams. One gRPC
-// message is: this header, then the payloads of its items in order, nothing
-// else. All integers little-endian. Format: docs/FORMATS.md.
+// The header in front of tensor bytes on the Fetch, Push and Replicate streams.
+// One gRPC message is: this header, then the payloads of its items in order,
+// nothing else. All integers little-endian. Format: docs/FORMATS.md.
 //
 // A received count or length is never trusted: Decode checks each against what
 // arrived before using it.
@@ -28,6 +28,17 @@ enum class BulkKind : uint16_t {
   kError = 5,         // Server: payload is text, error_code an absl code. The
                       // stream goes on; `sequence` says which request failed.
   kHello = 6,         // Server, first on a Push stream: credit_bytes granted.
+
+  // Replicate streams, from the server that owns chunks to one that keeps a
+  // second copy of them (docs/PROTOCOL.md, section 6).
+  kReplicaHello = 7,  // Target, first: credit_bytes granted; an item for each
+                      // chunk whose copy is synced, through record_version.
+  kReplicaBase = 8,   // Source: a piece of a chunk's record, one item; `step`
+                      // is the version that it stands for.
+  kReplicaGradient = 9,  // Source: complete gradients of `step`.
+  kReplicaMark = 10,  // Source: the payload is its serialized Vote for `step`.
+  kReplicaAck = 11,   // Target: every message up to `sequence` is synced;
+                      // credit_bytes returned.
 };
 
 // Version that means "the newest committed one" in a fetch request.
@@ -37,6 +48,10 @@ inline constexpr uint16_t kBulkFormatVersion = 1;
 inline constexpr uint64_t kBulkFixedBytes = 80;
 inline constexpr uint64_t kBulkItemBytes = 64;
 inline constexpr uint32_t kBulkItemsMax = 65536;
+// `use` of a gradient in which all uses are added.
+inline constexpr uint32_t kBulkAllUses = 0xffffffffu;
+// Of the text of an error, and of a vote.
+inline constexpr uint64_t kBulkTextMax = 1 << 20;
 
 struct BulkItem {
   uint32_t chunk = 0;
@@ -45,12 +60,17 @@ struct BulkItem {
   uint8_t field = 0;  // storage/record.h, Field; fetch only. With
                       // kServedField: whatever workers fetch.
   DType dtype = DType::kF32;
-  uint8_t encoding = 0;     // 0: dense. Others are reserved and refused.
-  bool has_loss = false;    // Push: `loss` belongs to this name.
-  uint64_t elem_begin = 0;  // From the start of the chunk.
-  uint64_t elem_count = 0;  // 0 in a fetch request: to its end.
+  uint8_t encoding = 0;   // 0: dense. Others are reserved and refused.
+  bool has_loss = false;  // Push: `loss` belongs to this name.
+  // From the start of the chunk. Base: bytes from the start of the record.
+  uint64_t elem_begin = 0;
+  // 0 in a fetch request: to its end. Base: bytes of the whole record.
+  uint64_t elem_count = 0;
   uint64_t payload_bytes = 0;
   double loss = 0;
+  // Base: what the record says of itself, older than `step` after skipped
+  // steps. Replica hello: through which step the copy is synced.
+  uint64_t record_version = 0;
   friend bool operator==(const BulkItem&, const BulkItem&) = default;
 };
 inline constexpr uint8_t kServedField = 0xff;
@@ -61,9 +81,11 @@ struct BulkHeader {
   uint64_t step = 0;         // Push: the step. Fetch: the version.
   uint64_t incarnation = 0;  // Of the sender; 0 for a query by a tool.
   uint64_t placement_version = 0;
-  uint64_t sequence = 0;  // Of a request, repeated in its answers.
+  uint64_t sequence = 0;  // Of a request, repeated in its answers; replicas:
+                          // counts from 1.
   uint64_t credit_bytes = 0;
   uint32_t error_code = 0;
+  uint64_t record_timeline = 0;  // Base: what the record says of itself.
   std::vector<BulkItem> items;
   friend bool operator==(const BulkHeader&, const BulkHeader&) = default;
 
@@ -82,8 +104,9 @@ absl::StatusOr<uint64_t> BulkHeaderBytes(absl::string_view fixed);
 
 // Decodes a header; `message_bytes` is the length of the whole message, header
 // included.
-// Errors: INVALID_ARGUMENT  damaged, an unknown kind, dtype or encoding, or
-//         payload lengths that do not add up to what arrived.
+// Errors: INVALID_ARGUMENT  damaged, an unknown kind, dtype or encoding, items
+//         that a message of its kind cannot have, or payload lengths that do
+//         not add up to what arrived.
 absl::StatusOr<BulkHeader> DecodeBulkHeader(absl::string_view header,
                                             uint64_t message_bytes);
 

@@ -45,14 +45,20 @@ grpc::ByteBuffer MakeBulkMessage(const BulkHeader& header) {
   return {&slice, 1};
 }
 
+grpc::ByteBuffer MakeBulkText(const BulkHeader& header,
+                              const std::string& text) {
+  BALLAST_CHECK(header.items.empty() && text.size() <= kBulkTextMax);
+  const grpc::Slice slices[] = {grpc::Slice(EncodeBulkHeader(header)),
+                                grpc::Slice(text)};
+  return {slices, 2};
+}
+
 grpc::ByteBuffer MakeBulkError(uint64_t sequence, const absl::Status& status) {
   BulkHeader header;
   header.kind = BulkKind::kError;
   header.sequence = sequence;
   header.error_code = static_cast<uint32_t>(status.code());
-  const grpc::Slice slices[] = {grpc::Slice(EncodeBulkHeader(header)),
-                                grpc::Slice(std::string(status.message()))};
-  return {slices, 2};
+  return MakeBulkText(header, std::string(status.message()));
 }
 
 absl::StatusOr<BulkMessage> BulkMessage::Parse(const grpc::ByteBuffer& buffer) {
@@ -86,14 +92,18 @@ absl::StatusOr<BulkMessage> BulkMessage::Parse(const grpc::ByteBuffer& buffer) {
   return message;
 }
 
-absl::Status BulkMessage::error() const {
+std::string BulkMessage::text() const {
   std::string text;
   const uint64_t begin = header_.encoded_bytes();
   VisitRange(begin, total_bytes_ - begin,
              [&text](uint64_t, const std::byte* data, uint64_t bytes) {
                text.append(reinterpret_cast<const char*>(data), bytes);
              });
-  return {static_cast<absl::StatusCode>(header_.error_code), text};
+  return text;
+}
+
+absl::Status BulkMessage::error() const {
+  return {static_cast<absl::StatusCode>(header_.error_code), text()};
 }
 
 void BulkMessage::CopyPayload(size_t index, std::byte* out) const {

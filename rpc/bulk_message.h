@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of the Fetch and Push streams as grpc::ByteBuffer: the header of
+// Messages of the streams of Shard as grpc::ByteBuffer: the header of
 // proto/bulk.h, then payload slices that alias memory of ours, so that a tensor
 // is not copied on its way out and is read in place on its way in.
 
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -32,6 +33,9 @@ grpc::ByteBuffer MakeBulkMessage(const BulkHeader& header,
                                  std::vector<BulkPayload> payloads);
 // A header without payload.
 grpc::ByteBuffer MakeBulkMessage(const BulkHeader& header);
+// A header without items and the text behind it, of the kinds that have one.
+grpc::ByteBuffer MakeBulkText(const BulkHeader& header,
+                              const std::string& text);
 // An answer of kind kError.
 grpc::ByteBuffer MakeBulkError(uint64_t sequence, const absl::Status& status);
 
@@ -43,6 +47,8 @@ class BulkMessage {
   static absl::StatusOr<BulkMessage> Parse(const grpc::ByteBuffer& buffer);
 
   const BulkHeader& header() const { return header_; }
+  // The text of a kError or kReplicaMark message.
+  std::string text() const;
   // The status that a kError message carries.
   absl::Status error() const;
 

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <random>
 #include <string>
 
@@ -130,11 +131,12 @@ TEST_F(JobFileFuzzTest, OneDocumentIsWanted) {
 // Headers with sound checksums whose fields are anything.
 TEST(BulkFuzzTest, AnyHeaderIsRefusedOrDecodesToItself) {
   std::mt19937_64 random = SeededRandom();
-  int decoded_count = 0;
+  std::map<BulkKind, int> decoded;
   for (int round = 0; round < 20000; ++round) {
     BulkHeader header;
-    header.kind = static_cast<BulkKind>(random() % 8);
+    header.kind = static_cast<BulkKind>(random() % 13);
     header.step = random();
+    header.record_timeline = random() % 4 == 0 ? random() : 0;
     uint64_t payload = 0;
     for (uint64_t i = random() % 4; i > 0; --i) {
       BulkItem item;
@@ -146,17 +148,29 @@ TEST(BulkFuzzTest, AnyHeaderIsRefusedOrDecodesToItself) {
       item.elem_begin = random();
       item.elem_count = random();
       item.payload_bytes = random() >> (random() % 64);
+      item.record_version = random() % 2 == 0 ? random() : 0;
+      if (random() % 2 == 0) {  // As of a complete gradient.
+        item.use = kBulkAllUses;
+        item.elem_begin = 0;
+        item.elem_count = item.payload_bytes / 4;
+      }
       payload += item.payload_bytes;
       header.items.push_back(item);
     }
     const std::string bytes = EncodeBulkHeader(header);
-    const auto decoded = DecodeBulkHeader(bytes, bytes.size() + payload);
-    if (decoded.ok()) {
-      ++decoded_count;
-      EXPECT_EQ(*decoded, header);
+    const auto read = DecodeBulkHeader(bytes, bytes.size() + payload);
+    if (read.ok()) {
+      ++decoded[header.kind];
+      EXPECT_EQ(*read, header);
+      for (const BulkItem& item : read->items) {
+        if (header.kind == BulkKind::kReplicaBase) {
+          EXPECT_LE(item.elem_begin, item.elem_count);
+          EXPECT_LE(item.payload_bytes, item.elem_count - item.elem_begin);
+        }
+      }
     }
   }
-  EXPECT_GT(decoded_count, 0);
+  EXPECT_EQ(decoded.size(), 11u);  // Every kind, and no other.
 }
 
 TEST(BulkFuzzTest, ADamagedHeaderIsRefused) {

@@ -75,6 +75,107 @@ TEST(BulkHeaderTest, RefusesAReservedFieldThatIsSet) {
               ::testing::HasSubstr("reserved field"));
 }
 
+BulkHeader Base() {
+  BulkHeader header;
+  header.kind = BulkKind::kReplicaBase;
+  header.step = 9;
+  header.record_timeline = 2;
+  header.sequence = 1;
+  header.items.resize(1);
+  header.items[0].chunk = 5;
+  header.items[0].elem_begin = 4096;
+  header.items[0].elem_count = 8192;
+  header.items[0].payload_bytes = 4096;
+  header.items[0].record_version = 9;
+  return header;
+}
+
+BulkHeader Gradient() {
+  BulkHeader header;
+  header.kind = BulkKind::kReplicaGradient;
+  header.step = 10;
+  header.items.resize(1);
+  header.items[0].use = kBulkAllUses;
+  header.items[0].span = {0, 6};
+  header.items[0].elem_count = 25;
+  header.items[0].payload_bytes = 100;
+  return header;
+}
+
+bool Decodes(const BulkHeader& header) {
+  const std::string bytes = EncodeBulkHeader(header);
+  const auto decoded =
+      DecodeBulkHeader(bytes, bytes.size() + header.payload_bytes());
+  return decoded.ok() && *decoded == header;
+}
+
+TEST(BulkHeaderTest, APieceOfARecordLiesWithinIt) {
+  EXPECT_TRUE(Decodes(Base()));
+  BulkHeader header = Base();
+  header.items[0].elem_begin = 4097;  // One byte behind the end.
+  EXPECT_FALSE(Decodes(header));
+  header.items[0].elem_begin = std::numeric_limits<uint64_t>::max();
+  EXPECT_FALSE(Decodes(header));
+  header = Base();
+  header.items[0].payload_bytes = 0;
+  EXPECT_FALSE(Decodes(header));
+  header = Base();
+  header.items.push_back(header.items[0]);
+  EXPECT_FALSE(Decodes(header));
+  header.items.clear();
+  EXPECT_FALSE(Decodes(header));
+  header = Base();
+  header.items[0].record_version = 10;  // Newer than what it stands for.
+  EXPECT_FALSE(Decodes(header));
+}
+
+TEST(BulkHeaderTest, AReplicaGetsCompleteGradientsOnly) {
+  EXPECT_TRUE(Decodes(Gradient()));
+  BulkHeader header = Gradient();
+  header.items[0].use = 0;
+  EXPECT_FALSE(Decodes(header));
+  header = Gradient();
+  header.items[0].elem_count = 24;
+  EXPECT_FALSE(Decodes(header));
+  header = Gradient();
+  header.items[0].elem_begin = 1;
+  EXPECT_FALSE(Decodes(header));
+  header = Gradient();
+  header.items[0].dtype = DType::kBF16;
+  EXPECT_FALSE(Decodes(header));
+}
+
+TEST(BulkHeaderTest, TextsAreBoundedAndHaveNoItems) {
+  for (const BulkKind kind : {BulkKind::kError, BulkKind::kReplicaMark}) {
+    BulkHeader header;
+    header.kind = kind;
+    const std::string bytes = EncodeBulkHeader(header);
+    EXPECT_TRUE(DecodeBulkHeader(bytes, bytes.size() + kBulkTextMax).ok());
+    EXPECT_FALSE(DecodeBulkHeader(bytes, bytes.size() + kBulkTextMax + 1).ok());
+    header.items.resize(1);
+    EXPECT_FALSE(Decodes(header));
+  }
+}
+
+TEST(BulkHeaderTest, AcknowledgementsCarryNoPayload) {
+  for (const BulkKind kind : {BulkKind::kReplicaHello, BulkKind::kReplicaAck}) {
+    BulkHeader header;
+    header.kind = kind;
+    header.credit_bytes = 7;
+    header.items.resize(1);
+    header.items[0].record_version = 4;
+    EXPECT_TRUE(Decodes(header));
+    header.items[0].payload_bytes = 1;
+    EXPECT_FALSE(Decodes(header));
+  }
+}
+
+TEST(BulkHeaderTest, RecordsAreNamedInBasesOnly) {
+  BulkHeader header = PushOfTwoItems();
+  header.items[1].record_version = 1;
+  EXPECT_FALSE(Decodes(header));
+}
+
 TEST(BulkHeaderTest, RefusesPayloadsThatDoNotAddUp) {
   const std::string bytes = EncodeBulkHeader(PushOfTwoItems());
   EXPECT_FALSE(DecodeBulkHeader(bytes, bytes.size() + 31).ok());
