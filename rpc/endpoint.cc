@@ -14,7 +14,8 @@ namespace ballast {
 namespace {
 
 // A silent peer is found within 20 s even when no call is in flight; servers
-// accept pings twice as often, so an idle peer is never told to go away.
+// accept pings twice as often and count no strikes, so that no peer is ever
+// told to go away for them.
 constexpr int kKeepaliveMs = 10000;
 constexpr int kKeepaliveTimeoutMs = 10000;
 constexpr int kPingIntervalMinMs = 5000;
@@ -23,6 +24,10 @@ constexpr int kPingIntervalMinMs = 5000;
 // attempt given up too early is begun anew for ever. A port where nobody
 // listens is known at once, whatever this is.
 constexpr int kConnectTimeoutMs = 10000;
+// Between attempts where nobody listens: a process that was started again on
+// its port is found in less than a step.
+constexpr int kReconnectFirstMs = 20;
+constexpr int kReconnectLastMs = 250;
 
 }  // namespace
 
@@ -36,9 +41,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Bulk streams must not share a connection with the small calls beside them.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectFirstMs);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectLastMs);
   // A proxy named in the environment has no business between members.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(),
@@ -69,6 +74,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Start(
       GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
       kPingIntervalMinMs);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   for (grpc::Service* service : services) {
     builder.RegisterService(service);
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <random>
 #include <set>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "proto/ballast.grpc.pb.h"
+#include "rpc/coordinator_addresses.h"
 #include "rpc/endpoint.h"
 
 namespace ballast {
@@ -25,8 +27,13 @@ namespace {
 // `ballast status` shows may be: short against a step.
 constexpr absl::Duration kPollWaitMax = absl::Milliseconds(100);
 constexpr absl::Duration kCallTimeout = absl::Seconds(5);
+// An answer to a poll that is later than this is taken for lost: the lease must
+// not run out over one reply.
+constexpr absl::Duration kPollGraceMin = absl::Seconds(1);
+// Short, since a coordinator that was started again takes members for dead that
+// it does not hear of.
 constexpr absl::Duration kRetryFirst = absl::Milliseconds(20);
-constexpr absl::Duration kRetryLast = absl::Milliseconds(500);
+constexpr absl::Duration kRetryLast = absl::Milliseconds(100);
 // A member reports a handful of events a step; more than this waiting means
 // that nobody takes them, and silence_max ends the session before.
 constexpr size_t kQueuedMax = 100000;
@@ -41,13 +48,22 @@ uint64_t FreshLifeId() {
   return (uint64_t{device()} << 32) | device();
 }
 
+// Ways to one coordinator: a report must not wait behind a poll.
+struct Link {
+  explicit Link(const std::string& to)
+      : address(to),
+        poll(v1::Coordinator::NewStub(MakeChannel(to))),
+        report(v1::Coordinator::NewStub(MakeChannel(to))) {}
+
+  const std::string address;
+  const std::unique_ptr<v1::Coordinator::Stub> poll;
+  const std::unique_ptr<v1::Coordinator::Stub> report;
+};
+
 class MemberSessionImpl final : public MemberSession {
  public:
-  explicit MemberSessionImpl(Options options)
-      : options_(std::move(options)),
-        poll_stub_(v1::Coordinator::NewStub(MakeChannel(options_.coordinator))),
-        report_stub_(
-            v1::Coordinator::NewStub(MakeChannel(options_.coordinator))) {}
+  MemberSessionImpl(Options options, CoordinatorAddresses addresses)
+      : options_(std::move(options)), addresses_(std::move(addresses)) {}
   ~MemberSessionImpl() override { Stop(); }
 
   absl::Status Join();
@@ -61,21 +77,27 @@ class MemberSessionImpl final : public MemberSession {
   absl::Status Report(v1::ReportRequest request,
                       absl::Duration timeout) override;
   absl::StatusOr<v1::Placement> GetPlacement() override;
+  absl::StatusOr<v1::Placement> TryPlacement(absl::Duration timeout) override;
   void Stop() override;
 
  private:
-  using StubPointer = std::unique_ptr<v1::Coordinator::Stub>;
-
-  // One call that Stop() can cancel.
+  using Stub = v1::Coordinator::Stub;
   template <typename Request, typename Reply>
-  absl::Status Call(v1::Coordinator::Stub* stub,
-                    grpc::Status (v1::Coordinator::Stub::*method)(
-                        grpc::ClientContext*, const Request&, Reply*),
-                    const Request& request, Reply* reply,
-                    absl::Duration timeout);
+  using Method = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&,
+                                        Reply*);
+
+  // One call that Stop() can cancel, to whom `addresses_` names; a failure
+  // moves that on.
+  template <typename Request, typename Reply>
+  absl::Status Call(const std::unique_ptr<Stub> Link::*stub,
+                    Method<Request, Reply> method, const Request& request,
+                    Reply* reply, absl::Duration timeout);
   // Repeats `call` until it ends otherwise than by silence, for silence_max.
   absl::Status CallUntilAnswered(absl::string_view what,
                                  const std::function<absl::Status()>& call);
+  // The end of a session that was silent since `since`.
+  absl::Status Silent(absl::string_view what, const absl::Status& why) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t Enqueue(v1::ReportRequest request);
   void PollLoop();
   void ReportLoop();
@@ -91,12 +113,13 @@ class MemberSessionImpl final : public MemberSession {
   }
 
   Options options_;
-  const StubPointer poll_stub_;
-  const StubPointer report_stub_;
   v1::JoinReply admission_;
 
   Mutex mutex_;
   CondVar changed_;
+  CoordinatorAddresses addresses_ ABSL_GUARDED_BY(mutex_);
+  // By address. shared: a call in flight holds its own.
+  std::map<std::string, std::shared_ptr<Link>> links_ ABSL_GUARDED_BY(mutex_);
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   std::set<grpc::ClientContext*> calls_ ABSL_GUARDED_BY(mutex_);
@@ -109,56 +132,86 @@ class MemberSessionImpl final : public MemberSession {
 };
 
 template <typename Request, typename Reply>
-absl::Status MemberSessionImpl::Call(
-    v1::Coordinator::Stub* stub,
-    grpc::Status (v1::Coordinator::Stub::*method)(grpc::ClientContext*,
-                                                  const Request&, Reply*),
-    const Request& request, Reply* reply, absl::Duration timeout) {
+absl::Status MemberSessionImpl::Call(const std::unique_ptr<Stub> Link::*stub,
+                                     Method<Request, Reply> method,
+                                     const Request& request, Reply* reply,
+                                     absl::Duration timeout) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  std::shared_ptr<Link> link;
   {
     MutexLock lock(&mutex_);
     if (over_) {
       return absl::CancelledError("the session is over");
     }
+    std::shared_ptr<Link>& known = links_[addresses_.current()];
+    if (known == nullptr) {
+      known = std::make_shared<Link>(addresses_.current());
+    }
+    link = known;
     calls_.insert(&context);
   }
-  absl::Status status =
-      FromGrpcStatus((stub->*method)(&context, request, reply));
+  absl::Status status = FromGrpcStatus(
+      ((link.get()->*stub).get()->*method)(&context, request, reply));
   MutexLock lock(&mutex_);
   calls_.erase(&context);
+  if (absl::IsDeadlineExceeded(status)) {
+    // The connection may be a hole; the next call makes its own.
+    if (const auto known = links_.find(link->address);
+        known != links_.end() && known->second == link) {
+      links_.erase(known);
+    }
+  }
+  if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) {
+    addresses_.Failed(link->address, status);
+  }
   return status;
 }
 
 absl::Status MemberSessionImpl::CallUntilAnswered(
     absl::string_view what, const std::function<absl::Status()>& call) {
-  const absl::Time give_up = MonotonicNow() + options_.silence_max;
+  const absl::Time begin = MonotonicNow();
   absl::Duration pause = kRetryFirst;
+  absl::Duration told = absl::Seconds(1);  // Log at 1 s, 2 s, 4 s ... of it.
   while (true) {
     absl::Status status = call();
     if (status.ok() || !IsRepeatable(status)) {
       return status;
     }
+    const absl::Duration silent = MonotonicNow() - begin;
     MutexLock lock(&mutex_);
     if (over_) {
       return end_.ok() ? absl::CancelledError("the session was stopped") : end_;
     }
-    if (MonotonicNow() >= give_up) {
-      return absl::UnavailableError(absl::StrCat(
-          "the coordinator at ", options_.coordinator, " did not take ", what,
-          " for ", absl::FormatDuration(options_.silence_max), ": ",
-          status.message()));
+    if (silent >= options_.silence_max) {
+      return Silent(what, status);
+    }
+    if (silent >= told) {
+      told = silent * 2;
+      LogEvent(Severity::kWarn, "coordinator_silent",
+               {{"at", addresses_.list()},
+                {"for_s", absl::ToDoubleSeconds(silent)},
+                {"with", what},
+                {"why", status.message()}});
     }
     changed_.WaitFor(&mutex_, pause);
     pause = std::min(pause * 2, kRetryLast);
   }
 }
 
+absl::Status MemberSessionImpl::Silent(absl::string_view what,
+                                       const absl::Status& why) const {
+  return absl::UnavailableError(absl::StrCat(
+      options_.join.name(), ": the coordinator at ", addresses_.list(),
+      " did not take ", what, " for ",
+      absl::FormatDuration(options_.silence_max), ": ", why.message()));
+}
+
 absl::Status MemberSessionImpl::Join() {
   options_.join.set_life_id(FreshLifeId());
   BALLAST_RETURN_IF_ERROR(CallUntilAnswered("the join", [this] {
-    return Call(report_stub_.get(), &v1::Coordinator::Stub::Join, options_.join,
-                &admission_, kCallTimeout);
+    return Call(&Link::report, &Stub::Join, options_.join, &admission_,
+                kCallTimeout);
   }));
   if (admission_.life_id() != options_.join.life_id()) {
     return absl::AbortedError("the coordinator admitted another life of ours");
@@ -168,8 +221,10 @@ absl::Status MemberSessionImpl::Join() {
 
 void MemberSessionImpl::PollLoop() {
   uint64_t seen = 0;
-  const absl::Duration wait =
-      std::min(kPollWaitMax, absl::Milliseconds(admission_.lease_ms()) / 4);
+  const absl::Duration lease = absl::Milliseconds(admission_.lease_ms());
+  const absl::Duration wait = std::min(kPollWaitMax, lease / 4);
+  const absl::Duration timeout =
+      wait + std::clamp(lease / 2, kPollGraceMin, kCallTimeout);
   while (!IsOver()) {
     v1::PollReply reply;
     const absl::Status status = CallUntilAnswered("a poll", [&] {
@@ -178,8 +233,7 @@ void MemberSessionImpl::PollLoop() {
       request.set_seen_number(seen);
       request.set_wait_ms(absl::ToInt64Milliseconds(wait));
       FillStats(request.mutable_stats());
-      return Call(poll_stub_.get(), &v1::Coordinator::Stub::Poll, request,
-                  &reply, wait + kCallTimeout);
+      return Call(&Link::poll, &Stub::Poll, request, &reply, timeout);
     });
     if (!status.ok()) {
       End(status);
@@ -209,8 +263,7 @@ void MemberSessionImpl::ReportLoop() {
     const absl::Status status = CallUntilAnswered("a report", [&] {
       FillStats(request.mutable_stats());
       v1::ReportReply reply;
-      return Call(report_stub_.get(), &v1::Coordinator::Stub::Report, request,
-                  &reply, kCallTimeout);
+      return Call(&Link::report, &Stub::Report, request, &reply, kCallTimeout);
     });
     if (!status.ok()) {
       End(status);
@@ -261,7 +314,7 @@ absl::Status MemberSessionImpl::Report(v1::ReportRequest request,
     const absl::Duration left = deadline - MonotonicNow();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(absl::StrCat(
-          "the coordinator at ", options_.coordinator,
+          "the coordinator at ", addresses_.list(),
           " did not take a report within ", absl::FormatDuration(timeout)));
     }
     changed_.WaitFor(&mutex_, left);
@@ -275,9 +328,17 @@ absl::Status MemberSessionImpl::Report(v1::ReportRequest request,
 absl::StatusOr<v1::Placement> MemberSessionImpl::GetPlacement() {
   v1::Placement placement;
   BALLAST_RETURN_IF_ERROR(CallUntilAnswered("a placement request", [&] {
-    return Call(report_stub_.get(), &v1::Coordinator::Stub::GetPlacement,
-                v1::GetPlacementRequest(), &placement, kCallTimeout);
+    return Call(&Link::report, &Stub::GetPlacement, v1::GetPlacementRequest(),
+                &placement, kCallTimeout);
   }));
+  return placement;
+}
+
+absl::StatusOr<v1::Placement> MemberSessionImpl::TryPlacement(
+    absl::Duration timeout) {
+  v1::Placement placement;
+  BALLAST_RETURN_IF_ERROR(Call(&Link::report, &Stub::GetPlacement,
+                               v1::GetPlacementRequest(), &placement, timeout));
   return placement;
 }
 
@@ -301,7 +362,10 @@ void MemberSessionImpl::Stop() {
 
 absl::StatusOr<std::unique_ptr<MemberSession>> MemberSession::Start(
     Options options) {
-  auto session = std::make_unique<MemberSessionImpl>(std::move(options));
+  BALLAST_ASSIGN_OR_RETURN(CoordinatorAddresses addresses,
+                           CoordinatorAddresses::Parse(options.coordinator));
+  auto session = std::make_unique<MemberSessionImpl>(std::move(options),
+                                                     std::move(addresses));
   BALLAST_RETURN_IF_ERROR(session->Join());
   // A launcher may have asked the kernel to end us with it, so that we do not
   // wait for a coordinator that will never answer. From here on one knows us

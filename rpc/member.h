@@ -29,12 +29,13 @@ namespace ballast {
 class MemberSession {
  public:
   struct Options {
-    std::string coordinator;  // host:port.
+    // host:port, or several with commas between: the one that leads is found.
+    std::string coordinator;
     // life_id is filled in by Start.
     v1::JoinRequest join;
-    // cluster.progress_timeout: how long to try before giving up, for the
-    // join and later for every call.
-    absl::Duration silence_max = absl::Seconds(60);
+    // cluster.give_up_after: how long to try before giving up, for the join and
+    // later for every call.
+    absl::Duration silence_max = absl::Minutes(10);
     // A directive with a number higher than any before. Never called after
     // Stop() returned.
     std::function<void(const v1::PollReply&)> on_directive;
@@ -45,7 +46,8 @@ class MemberSession {
   };
 
   // Joins and starts polling. Blocks until admitted.
-  // Errors: FAILED_PRECONDITION  refused; the message names the differences.
+  // Errors: INVALID_ARGUMENT     `coordinator` is not an address.
+  //         FAILED_PRECONDITION  refused; the message names the differences.
   //         UNAVAILABLE          no coordinator answered, or it takes no more
   //                              members, for silence_max.
   static absl::StatusOr<std::unique_ptr<MemberSession>> Start(Options options);
@@ -67,6 +69,9 @@ class MemberSession {
   // The placement, asked for until there is an answer or silence_max passed.
   // Errors: as the call's; UNAVAILABLE  the session ended.
   virtual absl::StatusOr<v1::Placement> GetPlacement() = 0;
+  // Asks once.
+  virtual absl::StatusOr<v1::Placement> TryPlacement(
+      absl::Duration timeout) = 0;
 
   // Cancels calls in flight and waits for the threads. Not from a callback.
   virtual void Stop() = 0;

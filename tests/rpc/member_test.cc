@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "proto/ballast.grpc.pb.h"
@@ -35,6 +36,7 @@ class ScriptedCoordinator final : public v1::Coordinator::Service {
     if (const grpc::Status status = Next(); !status.ok()) {
       return status;
     }
+    ++polls_;
     if (number_ < 3) {
       ++number_;
     } else {  // The same directive again, at the pace of a long poll.
@@ -56,10 +58,16 @@ class ScriptedCoordinator final : public v1::Coordinator::Service {
   }
 
   // The next `count` calls end with `code`.
-  void FailNext(int count, grpc::StatusCode code) {
+  void FailNext(int count, grpc::StatusCode code,
+                const std::string& message = "scripted") {
     MutexLock lock(&mutex_);
     failures_ = count;
     code_ = code;
+    message_ = message;
+  }
+  int polls() {
+    MutexLock lock(&mutex_);
+    return polls_;
   }
   std::vector<uint64_t> reported() {
     MutexLock lock(&mutex_);
@@ -68,7 +76,7 @@ class ScriptedCoordinator final : public v1::Coordinator::Service {
 
  private:
   grpc::Status Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return failures_ > 0 && failures_-- > 0 ? grpc::Status(code_, "scripted")
+    return failures_ > 0 && failures_-- > 0 ? grpc::Status(code_, message_)
                                             : grpc::Status::OK;
   }
 
@@ -76,6 +84,8 @@ class ScriptedCoordinator final : public v1::Coordinator::Service {
   CondVar changed_;
   int failures_ ABSL_GUARDED_BY(mutex_) = 0;
   grpc::StatusCode code_ ABSL_GUARDED_BY(mutex_) = grpc::StatusCode::OK;
+  std::string message_ ABSL_GUARDED_BY(mutex_);
+  int polls_ ABSL_GUARDED_BY(mutex_) = 0;  // Answered.
   uint64_t number_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<uint64_t> reported_ ABSL_GUARDED_BY(mutex_);
 };
@@ -110,6 +120,17 @@ class MemberTest : public ::testing::Test {
       changed_.WaitFor(&mutex_, absl::Seconds(1));
     }
     return end_;
+  }
+
+  // Whether `service` answers polls from now on.
+  bool IsPolled(ScriptedCoordinator* service, absl::Duration within) {
+    const int before = service->polls();
+    const absl::Time deadline = MonotonicNow() + within;
+    MutexLock lock(&mutex_);
+    while (service->polls() == before && MonotonicNow() < deadline) {
+      changed_.WaitFor(&mutex_, absl::Milliseconds(10));
+    }
+    return service->polls() > before;
   }
 
   ScriptedCoordinator service_;
@@ -174,6 +195,62 @@ TEST_F(MemberTest, SilenceEndsTheSessionAndNamesTheCoordinator) {
   const absl::Status end = WaitForEnd();
   EXPECT_EQ(end.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(end.message()), HasSubstr(address));
+}
+
+TEST_F(MemberTest, AnotherCoordinatorIsFoundWhenTheFirstIsGone) {
+  ScriptedCoordinator second;
+  const auto other = *Endpoint::Start("127.0.0.1", 0, {&second});
+  options_.coordinator =
+      absl::StrCat(endpoint_->address(), ",", other->address());
+  const auto session = MemberSession::Start(options_);
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_EQ(second.polls(), 0);
+  endpoint_->Stop(absl::ZeroDuration());
+  EXPECT_TRUE(IsPolled(&second, absl::Seconds(10)));
+  EXPECT_TRUE((*session)->Report(Confirm(1), absl::Seconds(10)).ok());
+  EXPECT_THAT(second.reported(), ElementsAre(1));
+  (*session)->Stop();
+}
+
+TEST_F(MemberTest, AStandbySaysWhoLeads) {
+  ScriptedCoordinator leader;
+  const auto other = *Endpoint::Start("127.0.0.1", 0, {&leader});
+  service_.FailNext(1 << 20, grpc::StatusCode::UNAVAILABLE,
+                    absl::StrCat("standby; leader is ", other->address()));
+  const auto session = MemberSession::Start(options_);
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_TRUE((*session)->Report(Confirm(1), absl::Seconds(10)).ok());
+  EXPECT_THAT(leader.reported(), ElementsAre(1));
+  (*session)->Stop();
+}
+
+TEST_F(MemberTest, ACoordinatorThatComesBackOnItsPortIsFoundAtOnce) {
+  const auto session = MemberSession::Start(options_);
+  ASSERT_TRUE(session.ok()) << session.status();
+  const std::string address = endpoint_->address();
+  const auto port =
+      static_cast<uint32_t>(std::stoul(address.substr(address.rfind(':') + 1)));
+  endpoint_->Stop(absl::ZeroDuration());
+  (*session)->Post(Confirm(1));
+  // Away for long enough that a back-off without bound would show.
+  EXPECT_FALSE(IsPolled(&service_, absl::Seconds(2)));
+  endpoint_ = *Endpoint::Start("127.0.0.1", port, {&service_});
+  // Usually 0.2 s; a loaded machine gets time.
+  EXPECT_TRUE(IsPolled(&service_, absl::Seconds(2)));
+  EXPECT_TRUE((*session)->Report(Confirm(2), absl::Seconds(2)).ok());
+  EXPECT_THAT(service_.reported(), ElementsAre(1, 2));
+  (*session)->Stop();
+}
+
+TEST_F(MemberTest, ThePlacementIsAskedForOnceByWhoCannotWait) {
+  const auto session = MemberSession::Start(options_);
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_EQ((*session)->TryPlacement(absl::Seconds(5)).status().code(),
+            absl::StatusCode::kUnimplemented);
+  endpoint_->Stop(absl::ZeroDuration());
+  EXPECT_EQ((*session)->TryPlacement(absl::Seconds(5)).status().code(),
+            absl::StatusCode::kUnavailable);
+  (*session)->Stop();
 }
 
 }  // namespace
