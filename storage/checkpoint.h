@@ -18,6 +18,7 @@
 #include "common/hash.h"
 #include "common/job.h"
 #include "common/layout.h"
+#include "storage/disk.h"
 #include "storage/record.h"
 #include "storage/slab_store.h"
 
@@ -59,13 +60,16 @@ struct CheckpointManifest {
 // "<checkpoints_dir>/step-00000800/manifest.json", written to a temporary
 // name, synced and renamed.
 absl::Status WriteManifest(const std::string& checkpoints_dir,
-                           const CheckpointManifest& manifest);
+                           const CheckpointManifest& manifest,
+                           Disk* disk = PosixDisk());
 // A folder or file name as the user gives it, or the newest in a checkpoints
 // folder. Errors: NOT_FOUND, DATA_LOSS.
-absl::StatusOr<CheckpointManifest> ReadManifest(const std::string& path);
+absl::StatusOr<CheckpointManifest> ReadManifest(const std::string& path,
+                                                Disk* disk = PosixDisk());
 // Steps of the manifests in a checkpoints folder, ascending; partial or
 // damaged ones are left out and logged by name.
-std::vector<uint64_t> ListManifests(const std::string& checkpoints_dir);
+std::vector<uint64_t> ListManifests(const std::string& checkpoints_dir,
+                                    Disk* disk = PosixDisk());
 
 // Reads and checks ranges of a checkpoint. Thread-compatible.
 class CheckpointReader {
@@ -74,7 +78,7 @@ class CheckpointReader {
   // Errors: NOT_FOUND or DATA_LOSS  a slab is missing or shorter than an
   //         extent; the message names path and tensor.
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(
-      const CheckpointManifest& manifest);
+      const CheckpointManifest& manifest, Disk* disk = PosixDisk());
   virtual ~CheckpointReader() = default;
 
   // Elements [begin, begin + out.size()) of a field of fp32; begin and end must

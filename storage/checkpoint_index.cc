@@ -17,6 +17,8 @@ namespace {
 // its small cache.
 constexpr uint64_t kEntriesPerPart = 1024;
 constexpr uint64_t kEntryBytes = 36;
+// Bases read at once.
+constexpr uint64_t kBasesPerRange = 1024;
 
 std::string HeadKey(const StoredCheckpoint& checkpoint) {
   return absl::StrCat("checkpoint/",
@@ -33,17 +35,34 @@ uint64_t PartCount(uint64_t entries) {
   return (entries + kEntriesPerPart - 1) / kEntriesPerPart;
 }
 
+std::string BaseKey(uint32_t chunk) {
+  return absl::StrCat("base/", absl::Hex(chunk, absl::kZeroPad8));
+}
+
+void PutEntry(const CheckpointEntry& entry, ByteWriter* writer) {
+  writer->Put(entry.chunk);
+  writer->Put(entry.version);
+  writer->Put(entry.timeline);
+  writer->Put(entry.extent.offset);
+  writer->Put(entry.extent.bytes);
+}
+
+CheckpointEntry GetEntry(ByteReader* reader) {
+  CheckpointEntry entry;
+  entry.chunk = reader->Get<uint32_t>();
+  entry.version = reader->Get<uint64_t>();
+  entry.timeline = reader->Get<uint64_t>();
+  entry.extent.offset = reader->Get<uint64_t>();
+  entry.extent.bytes = reader->Get<uint64_t>();
+  return entry;
+}
+
 std::string EncodePart(const StoredCheckpoint& checkpoint, uint64_t part) {
   ByteWriter writer;
   const uint64_t end = std::min<uint64_t>((part + 1) * kEntriesPerPart,
                                           checkpoint.entries.size());
   for (uint64_t i = part * kEntriesPerPart; i < end; ++i) {
-    const CheckpointEntry& entry = checkpoint.entries[i];
-    writer.Put(entry.chunk);
-    writer.Put(entry.version);
-    writer.Put(entry.timeline);
-    writer.Put(entry.extent.offset);
-    writer.Put(entry.extent.bytes);
+    PutEntry(checkpoint.entries[i], &writer);
   }
   return writer.Take();
 }
@@ -54,13 +73,7 @@ bool DecodePart(absl::string_view value, StoredCheckpoint* checkpoint) {
   }
   ByteReader reader(value);
   while (reader.remaining() > 0) {
-    CheckpointEntry entry;
-    entry.chunk = reader.Get<uint32_t>();
-    entry.version = reader.Get<uint64_t>();
-    entry.timeline = reader.Get<uint64_t>();
-    entry.extent.offset = reader.Get<uint64_t>();
-    entry.extent.bytes = reader.Get<uint64_t>();
-    checkpoint->entries.push_back(entry);
+    checkpoint->entries.push_back(GetEntry(&reader));
   }
   return true;
 }
@@ -127,6 +140,45 @@ absl::Status RemoveCheckpoint(const StoredCheckpoint& checkpoint,
   std::vector<StateChange> changes = {{HeadKey(checkpoint), std::nullopt}};
   for (uint64_t p = 0; p < PartCount(checkpoint.entries.size()); ++p) {
     changes.push_back({PartKey(checkpoint, p), std::nullopt});
+  }
+  return store->Apply(changes);
+}
+
+absl::StatusOr<std::vector<CheckpointEntry>> ReadBases(StateStore* store) {
+  std::vector<CheckpointEntry> bases;
+  std::string from = "base/";
+  while (true) {
+    // '0' follows '/', so this is the end of the folder of keys.
+    BALLAST_ASSIGN_OR_RETURN(const auto pairs,
+                             store->Range(from, "base0", kBasesPerRange));
+    if (pairs.empty()) {
+      return bases;
+    }
+    for (const auto& [key, value] : pairs) {
+      ByteReader reader(value);
+      const CheckpointEntry entry = GetEntry(&reader);
+      if (!reader.ok() || reader.remaining() != 0 ||
+          key != BaseKey(entry.chunk)) {
+        return absl::DataLossError(
+            absl::StrCat("index entry ", key, " is damaged"));
+      }
+      bases.push_back(entry);
+    }
+    from = pairs.back().first + '\0';
+  }
+}
+
+absl::Status ChangeBases(const std::vector<CheckpointEntry>& put,
+                         const std::vector<uint32_t>& removed,
+                         StateStore* store) {
+  std::vector<StateChange> changes;
+  for (const CheckpointEntry& entry : put) {
+    ByteWriter writer;
+    PutEntry(entry, &writer);
+    changes.push_back({BaseKey(entry.chunk), writer.Take()});
+  }
+  for (const uint32_t chunk : removed) {
+    changes.push_back({BaseKey(chunk), std::nullopt});
   }
   return store->Apply(changes);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The index of a data directory: which extents each checkpoint consists of.
-// Keys and values over a StateStore; a checkpoint is added or removed by one
-// synced batch. Keys: docs/FORMATS.md.
+// The index of a data directory: which extents each checkpoint consists of, and
+// the base of each chunk. Keys and values over a StateStore; every change is
+// one synced batch. Keys: docs/FORMATS.md.
 
 #pragma once
 
@@ -25,5 +25,15 @@ absl::Status AddCheckpoint(const StoredCheckpoint& checkpoint,
                            StateStore* store);
 absl::Status RemoveCheckpoint(const StoredCheckpoint& checkpoint,
                               StateStore* store);
+
+// The base of every chunk that has one, by chunk.
+// Errors: DATA_LOSS  an entry is damaged, naming the chunk.
+absl::StatusOr<std::vector<CheckpointEntry>> ReadBases(StateStore* store);
+
+// Sets the bases `put` and forgets those of the chunks `removed`. Durable on
+// return; all or nothing.
+absl::Status ChangeBases(const std::vector<CheckpointEntry>& put,
+                         const std::vector<uint32_t>& removed,
+                         StateStore* store);
 
 }  // namespace ballast

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "storage/checkpoint.h"
-#include "storage/file.h"
+#include "storage/disk.h"
 
 namespace ballast {
 namespace {
@@ -28,14 +28,14 @@ class CheckpointReaderImpl final : public CheckpointReader {
         slabs_(manifest.directories.size()),
         records_(manifest.layout.tensors.size()) {}
 
-  absl::Status Open(const CheckpointManifest& manifest);
+  absl::Status Open(Disk* disk, const CheckpointManifest& manifest);
   absl::Status Read(uint32_t tensor, Field field, uint64_t begin,
                     absl::Span<float> out) override;
   absl::StatusOr<Hash128> Verify() override;
 
  private:
   std::string Where(const OpenRecord& record) const {
-    return absl::StrCat(slabs_[record.place.directory].path, " at ",
+    return absl::StrCat(slabs_[record.place.directory]->path(), " at ",
                         record.place.extent.offset, " (tensor '",
                         layout_.tensors[record.place.tensor].name, "')");
   }
@@ -46,18 +46,19 @@ class CheckpointReaderImpl final : public CheckpointReader {
 
   const ModelLayout layout_;
   const OptimizerKind optimizer_;
-  std::vector<StorageFile> slabs_;  // By directory.
+  std::vector<std::unique_ptr<DiskFile>> slabs_;  // By directory.
   // By tensor, then by first element.
   std::vector<std::map<uint64_t, OpenRecord>> records_;
 };
 
-absl::Status CheckpointReaderImpl::Open(const CheckpointManifest& manifest) {
+absl::Status CheckpointReaderImpl::Open(Disk* disk,
+                                        const CheckpointManifest& manifest) {
   for (const ManifestRecord& place : manifest.records) {
     const TensorSpec& tensor = layout_.tensors[place.tensor];
-    StorageFile& slab = slabs_[place.directory];
-    if (!slab.fd.valid()) {
+    std::unique_ptr<DiskFile>& slab = slabs_[place.directory];
+    if (slab == nullptr) {
       auto opened =
-          OpenForRead(manifest.directories[place.directory] + "/slab");
+          disk->OpenForRead(manifest.directories[place.directory] + "/slab");
       if (!opened.ok()) {
         return absl::Status(
             opened.status().code(),
@@ -66,11 +67,11 @@ absl::Status CheckpointReaderImpl::Open(const CheckpointManifest& manifest) {
       }
       slab = *std::move(opened);
     }
-    BALLAST_ASSIGN_OR_RETURN(const uint64_t bytes, FileBytes(slab));
+    BALLAST_ASSIGN_OR_RETURN(const uint64_t bytes, slab->Bytes());
     if (place.extent.bytes > bytes ||
         place.extent.offset > bytes - place.extent.bytes) {
       return absl::DataLossError(absl::StrCat(
-          slab.path, " is ", bytes, " bytes long and cannot hold tensor '",
+          slab->path(), " is ", bytes, " bytes long and cannot hold tensor '",
           tensor.name, "' [", place.begin, ", ", place.end, ") at ",
           place.extent.offset, " (", place.extent.bytes, " bytes)"));
     }
@@ -90,9 +91,8 @@ absl::Status CheckpointReaderImpl::ReadHeader(OpenRecord* record) {
     return absl::OkStatus();
   }
   std::vector<std::byte> header(record->layout.header_bytes);
-  BALLAST_RETURN_IF_ERROR(ReadFully(slabs_[record->place.directory],
-                                    record->place.extent.offset,
-                                    absl::MakeSpan(header)));
+  BALLAST_RETURN_IF_ERROR(slabs_[record->place.directory]->Read(
+      record->place.extent.offset, absl::MakeSpan(header)));
   BALLAST_RETURN_IF_ERROR(
       CheckHeader(record->layout, record->id, header, Where(*record)));
   record->digests = ReadDigests(record->layout, header);
@@ -105,8 +105,7 @@ absl::Status CheckpointReaderImpl::ReadBlocks(OpenRecord* record, Field field,
   BALLAST_RETURN_IF_ERROR(ReadHeader(record));
   const RecordLayout& layout = record->layout;
   const uint64_t skip = begin - record->place.begin;
-  BALLAST_RETURN_IF_ERROR(ReadFully(
-      slabs_[record->place.directory],
+  BALLAST_RETURN_IF_ERROR(slabs_[record->place.directory]->Read(
       record->place.extent.offset + layout.at(field).offset +
           skip * sizeof(float),
       {reinterpret_cast<std::byte*>(out.data()), out.size() * sizeof(float)}));
@@ -163,9 +162,8 @@ absl::StatusOr<Hash128> CheckpointReaderImpl::Verify() {
   for (size_t t = 0; t < records_.size(); ++t) {
     for (const auto& [begin, record] : records_[t]) {
       image.resize(record.layout.total_bytes);
-      BALLAST_RETURN_IF_ERROR(ReadFully(slabs_[record.place.directory],
-                                        record.place.extent.offset,
-                                        absl::MakeSpan(image)));
+      BALLAST_RETURN_IF_ERROR(slabs_[record.place.directory]->Read(
+          record.place.extent.offset, absl::MakeSpan(image)));
       BALLAST_RETURN_IF_ERROR(
           CheckRecord(record.layout, record.id, image, Where(record)));
       PlaceDigests(layout_.tensors[t], begin, record.layout,
@@ -178,9 +176,9 @@ absl::StatusOr<Hash128> CheckpointReaderImpl::Verify() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(
-    const CheckpointManifest& manifest) {
+    const CheckpointManifest& manifest, Disk* disk) {
   auto reader = std::make_unique<CheckpointReaderImpl>(manifest);
-  BALLAST_RETURN_IF_ERROR(reader->Open(manifest));
+  BALLAST_RETURN_IF_ERROR(reader->Open(disk, manifest));
   return std::unique_ptr<CheckpointReader>(std::move(reader));
 }
 

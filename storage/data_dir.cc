@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/data_dir.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <filesystem>
-#include <system_error>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -41,33 +34,43 @@ absl::string_view Line(absl::string_view text, absl::string_view key) {
   return {};
 }
 
-absl::Status CheckIdentity(const std::string& path, const Hash128& run) {
+// The run that a whole IDENTITY names.
+absl::StatusOr<Hash128> ReadIdentity(Disk* disk, const std::string& path) {
   const std::string file = path + "/IDENTITY";
-  absl::StatusOr<std::string> text = ReadFile(file, 4096);
-  BALLAST_RETURN_IF_ERROR(text.status());
-  if (*text == Identity(run)) {
-    return absl::OkStatus();
-  }
-  const std::string body = text->substr(0, text->rfind("checksum "));
-  if (!absl::StartsWith(body, kTitle) || *text != WithChecksum(body)) {
+  BALLAST_ASSIGN_OR_RETURN(const std::string text, disk->ReadFile(file, 4096));
+  const std::string body = text.substr(0, text.rfind("checksum "));
+  if (!absl::StartsWith(body, kTitle) || text != WithChecksum(body)) {
     return absl::DataLossError(absl::StrCat(file, " is damaged"));
   }
-  const absl::string_view version = Line(*text, "format_version");
+  const absl::string_view version = Line(text, "format_version");
   if (version != absl::StrCat(kFormatVersion)) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, " has data directory format ", version, ", want ",
                      kFormatVersion, "; use the version that wrote it"));
   }
+  const std::optional<Hash128> run = ParseHashHex(Line(text, "run"));
+  if (!run) {
+    return absl::DataLossError(absl::StrCat(file, " names no run"));
+  }
+  return *run;
+}
+
+absl::Status CheckIdentity(Disk* disk, const std::string& path,
+                           const Hash128& run) {
+  BALLAST_ASSIGN_OR_RETURN(const Hash128 found, ReadIdentity(disk, path));
+  if (found == run) {
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(
-      absl::StrCat(path, " belongs to run ", Line(*text, "run"), ", want ",
+      absl::StrCat(path, " belongs to run ", HashHex(found), ", want ",
                    HashHex(run), "; name another folder"));
 }
 
 // Refuses a folder that holds what is not ours.
-absl::Status CheckNotForeign(const std::string& path) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
-    const std::string name = entry.path().filename().string();
+absl::Status CheckNotForeign(Disk* disk, const std::string& path) {
+  BALLAST_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                           disk->List(path));
+  for (const std::string& name : names) {
     // A creation that was cut short leaves these two.
     if (name != "LOCK" && name != "IDENTITY.tmp") {
       return absl::FailedPreconditionError(
@@ -77,63 +80,46 @@ absl::Status CheckNotForeign(const std::string& path) {
                        name, "'); name an empty or a new folder"));
     }
   }
-  if (error) {
-    return ErrnoError(error.value(), absl::StrCat("cannot list ", path));
-  }
   return absl::OkStatus();
-}
-
-bool Exists(const std::string& path) {
-  struct stat info = {};
-  return stat(path.c_str(), &info) == 0;
-}
-
-absl::StatusOr<UniqueFd> TakeLock(const std::string& path,
-                                  const std::string& owner) {
-  StorageFile file;
-  file.path = path + "/LOCK";
-  file.fd =
-      UniqueFd(open(file.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (!file.fd.valid()) {
-    return ErrnoError(errno, absl::StrCat("cannot open ", file.path));
-  }
-  if (flock(file.fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) {
-      return ErrnoError(errno, absl::StrCat("cannot lock ", file.path));
-    }
-    std::string holder = ReadFile(file.path, 4096).value_or("");
-    absl::StripTrailingAsciiWhitespace(&holder);
-    return absl::FailedPreconditionError(absl::StrCat(
-        path, " is in use by ", holder.empty() ? "another process" : holder,
-        "; stop it or name another folder"));
-  }
-  if (ftruncate(file.fd.get(), 0) != 0) {
-    return ErrnoError(errno, absl::StrCat("cannot write ", file.path));
-  }
-  BALLAST_RETURN_IF_ERROR(WriteFully(file, absl::StrCat(owner, "\n")));
-  return std::move(file.fd);
 }
 
 }  // namespace
 
-absl::StatusOr<DataDirectory> DataDirectory::Open(const std::string& path,
+absl::StatusOr<std::optional<Hash128>> ReadDataDirectoryRun(
+    Disk* disk, const std::string& path) {
+  if (!disk->Exists(path + "/IDENTITY")) {
+    return std::nullopt;
+  }
+  BALLAST_ASSIGN_OR_RETURN(const Hash128 run, ReadIdentity(disk, path));
+  return run;
+}
+
+absl::StatusOr<DataDirectory> DataDirectory::Open(Disk* disk,
+                                                  const std::string& path,
                                                   const Hash128& run,
                                                   const std::string& owner) {
-  BALLAST_RETURN_IF_ERROR(MakeDirectories(path));
+  BALLAST_RETURN_IF_ERROR(disk->MakeDirectories(path));
   const std::string identity = path + "/IDENTITY";
-  if (Exists(identity)) {
-    BALLAST_RETURN_IF_ERROR(CheckIdentity(path, run));
+  if (disk->Exists(identity)) {
+    BALLAST_RETURN_IF_ERROR(CheckIdentity(disk, path, run));
   } else {
-    BALLAST_RETURN_IF_ERROR(CheckNotForeign(path));
+    BALLAST_RETURN_IF_ERROR(CheckNotForeign(disk, path));
   }
-  BALLAST_ASSIGN_OR_RETURN(UniqueFd lock, TakeLock(path, owner));
+  absl::StatusOr<std::unique_ptr<DiskLock>> lock =
+      disk->Lock(path + "/LOCK", owner);
+  if (absl::IsAborted(lock.status())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is in use by ", lock.status().message(),
+                     "; stop it or name another folder"));
+  }
+  BALLAST_RETURN_IF_ERROR(lock.status());
   // Again under the lock: two processes may have found an empty folder.
-  if (Exists(identity)) {
-    BALLAST_RETURN_IF_ERROR(CheckIdentity(path, run));
+  if (disk->Exists(identity)) {
+    BALLAST_RETURN_IF_ERROR(CheckIdentity(disk, path, run));
   } else {
-    BALLAST_RETURN_IF_ERROR(WriteFileAtomically(identity, Identity(run)));
+    BALLAST_RETURN_IF_ERROR(disk->ReplaceFile(identity, Identity(run)));
   }
-  return DataDirectory(std::move(lock));
+  return DataDirectory(*std::move(lock));
 }
 
 }  // namespace ballast

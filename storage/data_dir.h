@@ -6,13 +6,23 @@
 
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "common/hash.h"
-#include "storage/file.h"
+#include "storage/disk.h"
 
 namespace ballast {
+
+// The run that a data directory belongs to; nullopt when there is no folder, or
+// one without IDENTITY. Changes nothing and takes no lock.
+// Errors: FAILED_PRECONDITION  a newer format.
+//         DATA_LOSS            IDENTITY is damaged.
+absl::StatusOr<std::optional<Hash128>> ReadDataDirectoryRun(
+    Disk* disk, const std::string& path);
 
 // The lock lasts as long as the object. Thread-compatible.
 class DataDirectory {
@@ -23,13 +33,14 @@ class DataDirectory {
   //                        another run or a newer format, or it is not empty
   //                        and no data directory.
   //   DATA_LOSS            IDENTITY is damaged.
-  static absl::StatusOr<DataDirectory> Open(const std::string& path,
+  static absl::StatusOr<DataDirectory> Open(Disk* disk, const std::string& path,
                                             const Hash128& run,
                                             const std::string& owner);
 
  private:
-  explicit DataDirectory(UniqueFd lock) : lock_(std::move(lock)) {}
-  UniqueFd lock_;
+  explicit DataDirectory(std::unique_ptr<DiskLock> lock)
+      : lock_(std::move(lock)) {}
+  std::unique_ptr<DiskLock> lock_;
 };
 
 }  // namespace ballast

@@ -134,8 +134,8 @@ class Disk {
   virtual absl::Status SyncDirectory(const std::string& path) = 0;
 
   // Locks the file `path`, made when it is missing, and writes `owner` into it.
-  // Errors: FAILED_PRECONDITION  another process holds it; the text is what it
-  //                              wrote, or "another process".
+  // Errors: ABORTED  another process holds it; the text is what that wrote, or
+  //                  "another process".
   virtual absl::StatusOr<std::unique_ptr<DiskLock>> Lock(
       const std::string& path, const std::string& owner) = 0;
 

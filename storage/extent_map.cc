@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "common/check.h"
+#include "common/rule.h"
 
 namespace ballast {
 
@@ -63,6 +64,10 @@ bool ExtentMap::Pin(const Extent& extent) {
 
 void ExtentMap::Unpin(const Extent& extent) {
   Held* held = Find(extent);
+  if (!BALLAST_RULE(kExtentKeptWhileHeld) &&
+      (held == nullptr || held->pins == 0)) {
+    return;  // It was freed under the pin.
+  }
   BALLAST_CHECK(held != nullptr && held->pins > 0);
   --held->pins;
   FreeIfUnheld(extent, *held);
@@ -125,7 +130,8 @@ void ExtentMap::TakeFree(uint64_t at, uint64_t offset, uint64_t bytes) {
 }
 
 void ExtentMap::FreeIfUnheld(const Extent& extent, const Held& held) {
-  if (held.owners == 0 && held.pins == 0) {
+  if (held.owners == 0 &&
+      (held.pins == 0 || !BALLAST_RULE(kExtentKeptWhileHeld))) {
     held_.erase(extent.offset);
     AddFree(extent.offset, extent.bytes);
   }

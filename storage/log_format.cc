@@ -11,8 +11,8 @@ namespace ballast {
 namespace {
 
 constexpr uint32_t kMagic = 0x474c4c42;  // "BLLG".
-constexpr uint32_t kFormatVersion = 1;
-constexpr uint64_t kCoveredBytes = 112;  // By the header's checksum.
+constexpr uint32_t kFormatVersion = 2;
+constexpr uint64_t kCoveredBytes = 136;  // By the header's checksum.
 
 }  // namespace
 
@@ -26,6 +26,8 @@ std::string EncodeLogHeader(const LogHeader& header) {
   writer.Put(kFormatVersion);
   writer.Put(header.run.high);
   writer.Put(header.run.low);
+  writer.Put(static_cast<uint32_t>(header.kind));
+  writer.Put(uint32_t{0});
   writer.Put(header.name.timeline);
   writer.Put(header.name.step);
   writer.Put(header.name.chunk);
@@ -36,6 +38,8 @@ std::string EncodeLogHeader(const LogHeader& header) {
   writer.Put(header.offset);
   writer.Put(header.synced_segment);
   writer.Put(header.synced_offset);
+  writer.Put(header.previous_segment);
+  writer.Put(header.previous_end);
   writer.Put(header.payload_bytes);
   writer.Put(header.payload_hash.high);
   writer.Put(header.payload_hash.low);
@@ -56,6 +60,8 @@ absl::StatusOr<LogHeader> DecodeLogHeader(absl::string_view page,
   LogHeader header;
   header.run.high = reader.Get<uint64_t>();
   header.run.low = reader.Get<uint64_t>();
+  header.kind = static_cast<LogKind>(reader.Get<uint32_t>());
+  reader.Get<uint32_t>();
   header.name.timeline = reader.Get<uint64_t>();
   header.name.step = reader.Get<uint64_t>();
   header.name.chunk = reader.Get<uint32_t>();
@@ -66,6 +72,8 @@ absl::StatusOr<LogHeader> DecodeLogHeader(absl::string_view page,
   header.offset = reader.Get<uint64_t>();
   header.synced_segment = reader.Get<uint64_t>();
   header.synced_offset = reader.Get<uint64_t>();
+  header.previous_segment = reader.Get<uint64_t>();
+  header.previous_end = reader.Get<uint64_t>();
   header.payload_bytes = reader.Get<uint64_t>();
   header.payload_hash.high = reader.Get<uint64_t>();
   header.payload_hash.low = reader.Get<uint64_t>();
@@ -84,6 +92,44 @@ absl::StatusOr<LogHeader> DecodeLogHeader(absl::string_view page,
                                             ", want ", kFormatVersion));
   }
   return header;
+}
+
+std::string EncodeVoteMark(const VoteMark& mark) {
+  ByteWriter writer;
+  writer.PutString(mark.owner);
+  writer.PutString(mark.vote);
+  writer.Put(static_cast<uint32_t>(mark.gradients.size()));
+  for (const auto& [chunk, position] : mark.gradients) {
+    writer.Put(chunk);
+    writer.Put(position.segment);
+    writer.Put(position.offset);
+    writer.Put(position.bytes);
+  }
+  return writer.Take();
+}
+
+absl::StatusOr<VoteMark> DecodeVoteMark(absl::string_view payload,
+                                        uint64_t timeline, uint64_t step,
+                                        absl::string_view where) {
+  ByteReader reader(payload);
+  VoteMark mark;
+  mark.timeline = timeline;
+  mark.step = step;
+  mark.owner = reader.GetString();
+  mark.vote = reader.GetString();
+  const auto count = reader.Get<uint32_t>();
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
+    auto& [chunk, position] = mark.gradients.emplace_back();
+    chunk = reader.Get<uint32_t>();
+    position.segment = reader.Get<uint64_t>();
+    position.offset = reader.Get<uint64_t>();
+    position.bytes = reader.Get<uint64_t>();
+  }
+  if (!reader.ok() || reader.remaining() != 0) {
+    return absl::DataLossError(
+        absl::StrCat(where, " holds a mark of another length than it says"));
+  }
+  return mark;
 }
 
 std::string DescribeGradient(const GradientName& name) {

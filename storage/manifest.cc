@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -17,7 +15,6 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "storage/checkpoint.h"
-#include "storage/file.h"
 
 namespace ballast {
 namespace {
@@ -438,20 +435,20 @@ absl::StatusOr<CheckpointManifest> CheckpointManifest::FromJson(
 }
 
 absl::Status WriteManifest(const std::string& checkpoints_dir,
-                           const CheckpointManifest& manifest) {
+                           const CheckpointManifest& manifest, Disk* disk) {
   const std::string folder = StepFolder(checkpoints_dir, manifest.step);
-  BALLAST_RETURN_IF_ERROR(MakeDirectories(folder));
-  return WriteFileAtomically(absl::StrCat(folder, "/", kFileName),
-                             manifest.ToJson());
+  BALLAST_RETURN_IF_ERROR(disk->MakeDirectories(folder));
+  return disk->ReplaceFile(absl::StrCat(folder, "/", kFileName),
+                           manifest.ToJson());
 }
 
-absl::StatusOr<CheckpointManifest> ReadManifest(const std::string& path) {
-  std::error_code error;
+absl::StatusOr<CheckpointManifest> ReadManifest(const std::string& path,
+                                                Disk* disk) {
   std::string file = path;
-  if (std::filesystem::is_directory(path, error)) {
+  if (disk->List(path).ok()) {  // A folder.
     file = absl::StrCat(path, "/", kFileName);
-    if (!std::filesystem::exists(file, error)) {
-      const std::vector<uint64_t> steps = ListManifests(path);
+    if (!disk->Exists(file)) {
+      const std::vector<uint64_t> steps = ListManifests(path, disk);
       if (steps.empty()) {
         return absl::NotFoundError(absl::StrCat(
             path, " holds no checkpoint; name a step's folder, its ", kFileName,
@@ -461,7 +458,7 @@ absl::StatusOr<CheckpointManifest> ReadManifest(const std::string& path) {
     }
   }
   BALLAST_ASSIGN_OR_RETURN(const std::string text,
-                           ReadFile(file, kManifestBytesMax));
+                           disk->ReadFile(file, kManifestBytesMax));
   absl::StatusOr<CheckpointManifest> manifest =
       CheckpointManifest::FromJson(text);
   if (!manifest.ok()) {
@@ -471,25 +468,25 @@ absl::StatusOr<CheckpointManifest> ReadManifest(const std::string& path) {
   return manifest;
 }
 
-std::vector<uint64_t> ListManifests(const std::string& checkpoints_dir) {
+std::vector<uint64_t> ListManifests(const std::string& checkpoints_dir,
+                                    Disk* disk) {
   std::vector<uint64_t> steps;
-  std::error_code error;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(checkpoints_dir, error)) {
-    const std::string name = entry.path().filename().string();
+  for (const std::string& name :
+       disk->List(checkpoints_dir).value_or(std::vector<std::string>())) {
     absl::string_view digits = name;
     uint64_t step = 0;
     if (!absl::ConsumePrefix(&digits, kFolderPrefix) ||
         !absl::SimpleAtoi(digits, &step)) {
       continue;
     }
+    const std::string folder = absl::StrCat(checkpoints_dir, "/", name);
     const auto manifest =
-        ReadManifest(absl::StrCat(entry.path().string(), "/", kFileName));
+        ReadManifest(absl::StrCat(folder, "/", kFileName), disk);
     if (manifest.ok() && manifest->step == step) {
       steps.push_back(step);
     } else {
       LogEvent(Severity::kWarn, "checkpoint_left_out",
-               {{"path", entry.path().string()},
+               {{"path", folder},
                 {"reason", manifest.ok()
                                ? "the folder's name is of another step"
                                : std::string(manifest.status().message())}});

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/slab_store.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
+#include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/crash_point.h"
 #include "common/mutex.h"
+#include "common/rule.h"
 #include "common/status_macros.h"
 #include "storage/checkpoint_index.h"
 #include "storage/data_dir.h"
 #include "storage/extent_map.h"
 #include "storage/file.h"
-#include "storage/io_queue.h"
 #include "storage/record.h"
 #include "storage/state_store.h"
 
@@ -32,29 +31,23 @@ bool IsWholePages(const Extent& extent) {
          extent.offset % kPageBytes == 0;
 }
 
-bool SameEntries(const StoredCheckpoint& a, const StoredCheckpoint& b) {
-  return std::equal(a.entries.begin(), a.entries.end(), b.entries.begin(),
-                    b.entries.end(),
-                    [](const CheckpointEntry& x, const CheckpointEntry& y) {
-                      return x.chunk == y.chunk && x.version == y.version &&
-                             x.timeline == y.timeline && x.extent == y.extent;
-                    });
-}
+using BaseMap = std::map<uint32_t, CheckpointEntry>;
 
 class SlabStoreImpl final : public SlabStore {
  public:
   SlabStoreImpl(const Options& options, DataDirectory directory,
-                StorageFile slab, std::unique_ptr<StateStore> index,
-                ExtentMap extents, std::vector<StoredCheckpoint> checkpoints,
+                std::unique_ptr<DiskFile> slab,
+                std::unique_ptr<StateStore> index, ExtentMap extents,
+                std::vector<StoredCheckpoint> checkpoints, BaseMap bases,
                 std::unique_ptr<IoQueue> queue)
       : extend_bytes_(
             RoundUp(std::max<uint64_t>(options.extend_bytes, 1), kPageBytes)),
-        sync_(options.sync_for_test ? options.sync_for_test : fdatasync),
         directory_(std::move(directory)),
         slab_(std::move(slab)),
         index_(std::move(index)),
         extents_(std::move(extents)),
         checkpoints_(std::move(checkpoints)),
+        bases_(std::move(bases)),
         queue_(std::move(queue)) {}
 
   std::vector<StoredCheckpoint> checkpoints() const override {
@@ -89,27 +82,40 @@ class SlabStoreImpl final : public SlabStore {
   absl::Status Commit(const StoredCheckpoint& checkpoint) override;
   absl::Status Drop(uint64_t timeline, uint64_t step) override;
 
+  std::vector<CheckpointEntry> bases() const override {
+    MutexLock lock(&mutex_);
+    std::vector<CheckpointEntry> bases;
+    bases.reserve(bases_.size());
+    for (const auto& [chunk, entry] : bases_) {
+      bases.push_back(entry);
+    }
+    return bases;
+  }
+  absl::Status CommitBase(const std::vector<CheckpointEntry>& entries) override;
+  absl::Status DropBase(const std::vector<uint32_t>& chunks) override;
+
   SlabIoStats stats() const override {
     return {bytes_written_.load(std::memory_order_relaxed),
             bytes_read_.load(std::memory_order_relaxed),
             syncs_.load(std::memory_order_relaxed)};
   }
-  const std::string& slab_path() const override { return slab_.path; }
+  const std::string& slab_path() const override { return slab_->path(); }
 
  private:
   void Transfer(const Extent& extent, bool write, uint64_t bytes,
                 std::byte* data, Done done);
   std::optional<StoredCheckpoint> Find(uint64_t timeline, uint64_t step) const;
-  absl::Status Pin(const StoredCheckpoint& checkpoint);
-  void Unpin(const StoredCheckpoint& checkpoint);
+  // A pin on each entry's extent, or on none; `what` names them in an error.
+  absl::Status Pin(const std::vector<CheckpointEntry>& entries,
+                   const std::string& what);
+  void Unpin(const std::vector<CheckpointEntry>& entries);
   // Removes what a failed commit may have left in the index.
   absl::Status SettleDoubts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(commit_mutex_);
   absl::Status SyncSlab() ABSL_EXCLUSIVE_LOCKS_REQUIRED(commit_mutex_);
 
   const uint64_t extend_bytes_;
-  const std::function<int(int)> sync_;
   const DataDirectory directory_;
-  const StorageFile slab_;
+  const std::unique_ptr<DiskFile> slab_;
   const std::unique_ptr<StateStore> index_;
 
   // Order: commit_mutex_, grow_mutex_, mutex_. The first two exist to put
@@ -119,10 +125,12 @@ class SlabStoreImpl final : public SlabStore {
   absl::Status poisoned_ ABSL_GUARDED_BY(commit_mutex_);
   // Commits whose batch failed: on the disk or not. At most one.
   std::vector<StoredCheckpoint> doubtful_ ABSL_GUARDED_BY(commit_mutex_);
+  std::vector<CheckpointEntry> doubtful_bases_ ABSL_GUARDED_BY(commit_mutex_);
   Mutex grow_mutex_;
   mutable Mutex mutex_;
   ExtentMap extents_ ABSL_GUARDED_BY(mutex_);
   std::vector<StoredCheckpoint> checkpoints_ ABSL_GUARDED_BY(mutex_);
+  BaseMap bases_ ABSL_GUARDED_BY(mutex_);
 
   // Plain counters: no other memory hangs on them.
   std::atomic<uint64_t> bytes_written_ = 0;
@@ -156,17 +164,17 @@ absl::StatusOr<Extent> SlabStoreImpl::Allocate(uint64_t bytes) {
       missing = bytes - extents_.free_tail_bytes();
     }
     uint64_t added = RoundUp(missing, extend_bytes_);
-    absl::Status grown = Preallocate(slab_, size, size + added);
+    absl::Status grown = slab_->Preallocate(size, size + added);
     if (absl::IsResourceExhausted(grown) && added > missing) {
       added = missing;
-      grown = Preallocate(slab_, size, size + added);
+      grown = slab_->Preallocate(size, size + added);
     }
     BALLAST_RETURN_IF_ERROR(grown);
     MutexLock lock(&mutex_);
     extents_.Grow(added);
   }
   return absl::ResourceExhaustedError(absl::StrCat(
-      slab_.path, " lost every race for ", bytes, " bytes; try again"));
+      slab_->path(), " lost every race for ", bytes, " bytes; try again"));
 }
 
 void SlabStoreImpl::Transfer(const Extent& extent, bool write, uint64_t bytes,
@@ -176,8 +184,8 @@ void SlabStoreImpl::Transfer(const Extent& extent, bool write, uint64_t bytes,
     BALLAST_CHECK(extents_.Adopt(extent));  // I/O in flight holds it too.
   }
   IoRequest request;
-  request.write = write;
-  request.file = &slab_;
+  request.kind = write ? IoKind::kWrite : IoKind::kRead;
+  request.file = slab_.get();
   request.offset = extent.offset;
   request.data = data;
   request.bytes = bytes;
@@ -199,36 +207,38 @@ std::optional<StoredCheckpoint> SlabStoreImpl::Find(uint64_t timeline,
   return std::nullopt;
 }
 
-absl::Status SlabStoreImpl::Pin(const StoredCheckpoint& checkpoint) {
+absl::Status SlabStoreImpl::Pin(const std::vector<CheckpointEntry>& entries,
+                                const std::string& what) {
   MutexLock lock(&mutex_);
-  for (const CheckpointEntry& entry : checkpoint.entries) {
+  for (const CheckpointEntry& entry : entries) {
     if (!extents_.IsHeld(entry.extent)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "checkpoint of step ", checkpoint.step, " names the extent at ",
-          entry.extent.offset, " (", entry.extent.bytes, " bytes) for chunk ",
-          entry.chunk, ", which nobody holds"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, " names the extent at ", entry.extent.offset, " (",
+                       entry.extent.bytes, " bytes) for chunk ", entry.chunk,
+                       ", which nobody holds"));
     }
   }
-  for (const CheckpointEntry& entry : checkpoint.entries) {
+  for (const CheckpointEntry& entry : entries) {
     BALLAST_CHECK(extents_.Pin(entry.extent));
   }
   return absl::OkStatus();
 }
 
-void SlabStoreImpl::Unpin(const StoredCheckpoint& checkpoint) {
+void SlabStoreImpl::Unpin(const std::vector<CheckpointEntry>& entries) {
   MutexLock lock(&mutex_);
-  for (const CheckpointEntry& entry : checkpoint.entries) {
+  for (const CheckpointEntry& entry : entries) {
     extents_.Unpin(entry.extent);
   }
 }
 
 absl::Status SlabStoreImpl::SyncSlab() {
   BALLAST_RETURN_IF_ERROR(poisoned_);
-  if (sync_(slab_.fd.get()) != 0) {
+  if (!BALLAST_RULE(kBodyBeforePointer)) {
+    return absl::OkStatus();
+  }
+  if (const absl::Status status = slab_->Sync(); !status.ok()) {
     // The kernel reports a lost write once and then forgets it: a second
     // fdatasync would succeed over missing bytes.
-    const absl::Status status =
-        ErrnoError(errno, absl::StrCat("cannot sync ", slab_.path));
     poisoned_ = absl::DataLossError(absl::StrCat(
         status.message(),
         "; what was written since the last checkpoint may be lost, so no "
@@ -242,16 +252,18 @@ absl::Status SlabStoreImpl::SyncSlab() {
 absl::Status SlabStoreImpl::Commit(const StoredCheckpoint& checkpoint) {
   MutexLock commit_lock(&commit_mutex_);
   if (const auto found = Find(checkpoint.timeline, checkpoint.step)) {
-    return SameEntries(*found, checkpoint)
+    return found->entries == checkpoint.entries
                ? absl::OkStatus()
                : absl::AlreadyExistsError(absl::StrCat(
                      "timeline ", checkpoint.timeline, " step ",
                      checkpoint.step, " has a checkpoint of other records"));
   }
   BALLAST_RETURN_IF_ERROR(SettleDoubts());
-  BALLAST_RETURN_IF_ERROR(Pin(checkpoint));
+  BALLAST_RETURN_IF_ERROR(
+      Pin(checkpoint.entries,
+          absl::StrCat("checkpoint of step ", checkpoint.step)));
   if (const absl::Status status = SyncSlab(); !status.ok()) {
-    Unpin(checkpoint);
+    Unpin(checkpoint.entries);
     return status;
   }
   if (const absl::Status status = AddCheckpoint(checkpoint, index_.get());
@@ -269,9 +281,29 @@ absl::Status SlabStoreImpl::Commit(const StoredCheckpoint& checkpoint) {
 absl::Status SlabStoreImpl::SettleDoubts() {
   while (!doubtful_.empty()) {
     BALLAST_RETURN_IF_ERROR(RemoveCheckpoint(doubtful_.back(), index_.get()));
-    Unpin(doubtful_.back());
+    Unpin(doubtful_.back().entries);
     doubtful_.pop_back();
   }
+  if (doubtful_bases_.empty()) {
+    return absl::OkStatus();
+  }
+  // Back to what stands in memory.
+  std::vector<CheckpointEntry> put;
+  std::vector<uint32_t> removed;
+  {
+    MutexLock lock(&mutex_);
+    for (const CheckpointEntry& entry : doubtful_bases_) {
+      const auto it = bases_.find(entry.chunk);
+      if (it != bases_.end()) {
+        put.push_back(it->second);
+      } else {
+        removed.push_back(entry.chunk);
+      }
+    }
+  }
+  BALLAST_RETURN_IF_ERROR(ChangeBases(put, removed, index_.get()));
+  Unpin(doubtful_bases_);
+  doubtful_bases_.clear();
   return absl::OkStatus();
 }
 
@@ -283,7 +315,7 @@ absl::Status SlabStoreImpl::Drop(uint64_t timeline, uint64_t step) {
     return absl::OkStatus();
   }
   BALLAST_RETURN_IF_ERROR(RemoveCheckpoint(*found, index_.get()));
-  Unpin(*found);
+  Unpin(found->entries);
   MutexLock lock(&mutex_);
   std::erase_if(checkpoints_, [&](const StoredCheckpoint& checkpoint) {
     return checkpoint.timeline == timeline && checkpoint.step == step;
@@ -291,73 +323,173 @@ absl::Status SlabStoreImpl::Drop(uint64_t timeline, uint64_t step) {
   return absl::OkStatus();
 }
 
-// Everything that a checkpoint names must lie within the slab, whole pages,
-// and no two extents may overlap unless they are the same.
-absl::StatusOr<ExtentMap> MapExtents(
-    const StorageFile& slab, uint64_t slab_bytes,
-    const std::vector<StoredCheckpoint>& checkpoints) {
-  ExtentMap extents(slab_bytes / kPageBytes * kPageBytes);
-  for (const StoredCheckpoint& checkpoint : checkpoints) {
-    for (const CheckpointEntry& entry : checkpoint.entries) {
-      if (!IsWholePages(entry.extent) || !extents.Pin(entry.extent)) {
-        return absl::DataLossError(absl::StrCat(
-            slab.path, " is ", slab_bytes, " bytes long and cannot hold the ",
-            "extent at ", entry.extent.offset, " (", entry.extent.bytes,
-            " bytes) of chunk ", entry.chunk, " that the checkpoint of step ",
-            checkpoint.step, " names"));
+absl::Status SlabStoreImpl::CommitBase(
+    const std::vector<CheckpointEntry>& entries) {
+  MutexLock commit_lock(&commit_mutex_);
+  BALLAST_RETURN_IF_ERROR(SettleDoubts());
+  std::vector<CheckpointEntry> fresh;  // Without those that stand already.
+  std::set<uint32_t> chunks;
+  {
+    MutexLock lock(&mutex_);
+    for (const CheckpointEntry& entry : entries) {
+      BALLAST_CHECK(chunks.insert(entry.chunk).second);
+      const auto it = bases_.find(entry.chunk);
+      if (it == bases_.end() || it->second != entry) {
+        fresh.push_back(entry);
       }
     }
   }
+  if (fresh.empty()) {
+    return absl::OkStatus();
+  }
+  BALLAST_RETURN_IF_ERROR(Pin(fresh, "a base"));
+  if (const absl::Status status = SyncSlab(); !status.ok()) {
+    Unpin(fresh);
+    return status;
+  }
+  BALLAST_CRASH_POINT("server.base.before_index");
+  if (const absl::Status status = ChangeBases(fresh, {}, index_.get());
+      !status.ok()) {
+    doubtful_bases_ = std::move(fresh);  // As of a checkpoint.
+    return status;
+  }
+  BALLAST_CRASH_POINT("server.base.after_index");
+  MutexLock lock(&mutex_);
+  for (const CheckpointEntry& entry : fresh) {
+    const auto it = bases_.find(entry.chunk);
+    if (it != bases_.end()) {
+      extents_.Unpin(it->second.extent);
+    }
+    bases_[entry.chunk] = entry;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SlabStoreImpl::DropBase(const std::vector<uint32_t>& chunks) {
+  MutexLock commit_lock(&commit_mutex_);
+  BALLAST_RETURN_IF_ERROR(SettleDoubts());
+  std::vector<uint32_t> found;
+  {
+    MutexLock lock(&mutex_);
+    for (const uint32_t chunk : chunks) {
+      if (bases_.count(chunk) != 0) {
+        found.push_back(chunk);
+      }
+    }
+  }
+  if (found.empty()) {
+    return absl::OkStatus();
+  }
+  BALLAST_RETURN_IF_ERROR(ChangeBases({}, found, index_.get()));
+  MutexLock lock(&mutex_);
+  for (const uint32_t chunk : found) {
+    if (const auto it = bases_.find(chunk); it != bases_.end()) {
+      extents_.Unpin(it->second.extent);
+      bases_.erase(it);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Pins what an index entry names: it must lie within the slab, whole pages, and
+// no two extents may overlap unless they are the same.
+absl::Status PinEntry(const DiskFile& slab, const CheckpointEntry& entry,
+                      const std::string& what, ExtentMap* extents) {
+  if (IsWholePages(entry.extent) && extents->Pin(entry.extent)) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat(
+      slab.path(), " has ", extents->size_bytes(), " bytes of pages and cannot",
+      " hold the extent at ", entry.extent.offset, " (", entry.extent.bytes,
+      " bytes) of chunk ", entry.chunk, " that ", what, " names"));
+}
+
+absl::StatusOr<ExtentMap> MapExtents(
+    const DiskFile& slab, uint64_t slab_bytes,
+    const std::vector<StoredCheckpoint>& checkpoints, const BaseMap& bases) {
+  ExtentMap extents(slab_bytes / kPageBytes * kPageBytes);
+  for (const StoredCheckpoint& checkpoint : checkpoints) {
+    for (const CheckpointEntry& entry : checkpoint.entries) {
+      BALLAST_RETURN_IF_ERROR(PinEntry(
+          slab, entry, absl::StrCat("the checkpoint of step ", checkpoint.step),
+          &extents));
+    }
+  }
+  for (const auto& [chunk, entry] : bases) {
+    BALLAST_RETURN_IF_ERROR(PinEntry(
+        slab, entry, absl::StrCat("its base of version ", entry.version),
+        &extents));
+  }
   return extents;
+}
+
+// What the index names.
+struct Named {
+  std::vector<StoredCheckpoint> checkpoints;
+  BaseMap bases;
+};
+
+absl::StatusOr<Named> ReadIndex(StateStore* index) {
+  Named named;
+  BALLAST_ASSIGN_OR_RETURN(named.checkpoints, ReadCheckpoints(index));
+  BALLAST_ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> bases,
+                           ReadBases(index));
+  for (const CheckpointEntry& entry : bases) {
+    named.bases[entry.chunk] = entry;
+  }
+  return named;
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SlabStore>> SlabStore::Open(
     const Options& options) {
+  Disk* disk = options.disk;
   BALLAST_ASSIGN_OR_RETURN(
       DataDirectory directory,
-      DataDirectory::Open(options.dir, options.run, options.owner));
+      DataDirectory::Open(disk, options.dir, options.run, options.owner));
   // A directory is made in the order IDENTITY, index, slab: where a slab is,
-  // an index must be, and an index with checkpoints must have a slab. Anything
-  // else is loss, never a reason to start afresh.
+  // an index must be, and an index that names extents must have a slab.
+  // Anything else is loss, never a reason to start afresh.
   const std::string slab_path = options.dir + "/slab";
-  struct stat info = {};
-  const bool has_slab = stat(slab_path.c_str(), &info) == 0;
+  const bool has_slab = disk->Exists(slab_path);
   EmbeddedStoreOptions index_options;
   index_options.memory_bytes = options.index_memory_bytes;
   index_options.create = !has_slab;
   BALLAST_ASSIGN_OR_RETURN(
       std::unique_ptr<StateStore> index,
-      OpenEmbeddedStateStore(options.dir + "/index", index_options));
-  absl::StatusOr<std::vector<StoredCheckpoint>> checkpoints =
-      ReadCheckpoints(index.get());
-  if (!checkpoints.ok()) {
+      disk->OpenStateStore(options.dir + "/index", index_options));
+  absl::StatusOr<Named> named = ReadIndex(index.get());
+  if (!named.ok()) {
     return absl::Status(
-        checkpoints.status().code(),
-        absl::StrCat(options.dir, "/index: ", checkpoints.status().message()));
+        named.status().code(),
+        absl::StrCat(options.dir, "/index: ", named.status().message()));
   }
-  if (!has_slab && !checkpoints->empty()) {
-    return absl::DataLossError(
-        absl::StrCat(slab_path, " is missing; the index names ",
-                     checkpoints->size(), " checkpoints in it"));
+  if (!has_slab && !(named->checkpoints.empty() && named->bases.empty())) {
+    return absl::DataLossError(absl::StrCat(
+        slab_path, " is missing; the index names ", named->checkpoints.size(),
+        " checkpoints and ", named->bases.size(), " bases in it"));
   }
-  BALLAST_ASSIGN_OR_RETURN(StorageFile slab,
-                           OpenDirect(slab_path, /*create=*/!has_slab));
-  if (!has_slab) {
-    BALLAST_RETURN_IF_ERROR(SyncDirectory(options.dir));
+  BALLAST_ASSIGN_OR_RETURN(std::unique_ptr<DiskFile> slab,
+                           disk->OpenDirect(slab_path, /*create=*/!has_slab));
+  // Also of a slab that is there: the life that made it may have been killed
+  // before its name was durable.
+  if (!has_slab || BALLAST_RULE(kSyncOnOpen)) {
+    BALLAST_RETURN_IF_ERROR(disk->SyncDirectory(options.dir));
   }
-  BALLAST_ASSIGN_OR_RETURN(const uint64_t slab_bytes, FileBytes(slab));
-  BALLAST_ASSIGN_OR_RETURN(ExtentMap extents,
-                           MapExtents(slab, slab_bytes, *checkpoints));
+  BALLAST_ASSIGN_OR_RETURN(const uint64_t slab_bytes, slab->Bytes());
+  BALLAST_ASSIGN_OR_RETURN(
+      ExtentMap extents,
+      MapExtents(*slab, slab_bytes, named->checkpoints, named->bases));
   IoQueue::Options queue_options;
   queue_options.depth = options.queue_depth;
   queue_options.use_io_uring = options.use_io_uring;
   BALLAST_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue,
-                           IoQueue::Start(queue_options));
+                           disk->StartQueue(queue_options));
   return std::unique_ptr<SlabStore>(std::make_unique<SlabStoreImpl>(
       options, std::move(directory), std::move(slab), std::move(index),
-      std::move(extents), *std::move(checkpoints), std::move(queue)));
+      std::move(extents), std::move(named->checkpoints),
+      std::move(named->bases), std::move(queue)));
 }
 
 }  // namespace ballast

@@ -6,11 +6,13 @@
 // The swap file and the checkpoint are the same thing. Working versions live in
 // extents that only memory knows; a checkpoint is a synced RocksDB batch that
 // names the extents of one version, written after an fdatasync of the slab.
-// The free list is never stored: at open, what no checkpoint names is free.
+// Under durability `step` each chunk has a base besides: the record that redo
+// begins from, whose version may differ from chunk to chunk. The free list is
+// never stored: at open, what no checkpoint and no base names is free.
 //
-// An extent is held by its working owner (Allocate .. Release) and by each
-// checkpoint that names it; it is free when nobody holds it. A record is never
-// overwritten in place.
+// An extent is held by its working owner (Allocate .. Release), by each
+// checkpoint that names it and by the base; it is free when nobody holds it. A
+// record is never overwritten in place.
 
 #pragma once
 
@@ -25,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/hash.h"
+#include "storage/disk.h"
 
 namespace ballast {
 
@@ -35,12 +38,14 @@ struct Extent {
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 
-// One chunk's record in a checkpoint.
+// One chunk's record in a checkpoint, or its base.
 struct CheckpointEntry {
   uint32_t chunk = 0;
   uint64_t version = 0;   // Older than the checkpoint's for unchanged chunks.
   uint64_t timeline = 0;  // Of the record.
   Extent extent;
+  friend bool operator==(const CheckpointEntry&,
+                         const CheckpointEntry&) = default;
 };
 
 struct StoredCheckpoint {
@@ -62,8 +67,11 @@ class SlabStore {
   using Done = std::function<void(absl::Status)>;
 
   struct Options {
-    std::string dir;    // Created when missing.
-    Hash128 run;        // Identity of the run the directory belongs to.
+    Disk* disk = PosixDisk();  // Not owned.
+    std::string dir;           // Created when missing.
+    // Identity of the run the directory belongs to. Who does not know it yet
+    // asks ReadDataDirectoryRun (storage/data_dir.h).
+    Hash128 run;
     std::string owner;  // Written into LOCK: "ps-0 pid 123 of run austen".
     uint64_t extend_bytes = 64 << 20;  // Preallocation step of the slab.
     uint32_t queue_depth = 16;         // Requests in flight at most.
@@ -71,8 +79,6 @@ class SlabStore {
     uint64_t index_memory_bytes = 1 << 20;
     // False: pread and pwrite, as where the kernel has no io_uring.
     bool use_io_uring = true;
-    // Called instead of fdatasync; returns 0 or -1 with errno, as it does.
-    std::function<int(int fd)> sync_for_test;
   };
 
   // Locks the directory (flock on LOCK) for the life of the object.
@@ -117,6 +123,19 @@ class SlabStore {
   // Forgets a checkpoint; its extents become free unless held otherwise.
   // OK when there is no such checkpoint. Blocks.
   virtual absl::Status Drop(uint64_t timeline, uint64_t step) = 0;
+
+  // The base of every chunk that has one, by chunk.
+  virtual std::vector<CheckpointEntry> bases() const = 0;
+  // Makes the entries the bases of their chunks, all or none: fdatasync of the
+  // slab, then one synced batch. What the old bases named becomes free unless
+  // held otherwise. Blocks. Call after the writes of all entries are done;
+  // drop log records only after it returned OK. The same call again is OK.
+  // Errors: as of Commit (no ALREADY_EXISTS).
+  virtual absl::Status CommitBase(
+      const std::vector<CheckpointEntry>& entries) = 0;
+  // Forgets the bases of chunks that went to another server, or of all chunks
+  // that an abandoned timeline had. Chunks without one are passed over. Blocks.
+  virtual absl::Status DropBase(const std::vector<uint32_t>& chunks) = 0;
 
   virtual SlabIoStats stats() const = 0;
   virtual const std::string& slab_path() const = 0;

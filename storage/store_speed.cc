@@ -14,8 +14,8 @@
 #include "common/layout.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
+#include "storage/disk.h"
 #include "storage/file.h"
-#include "storage/io_queue.h"
 #include "storage/record.h"
 #include "storage/slab_store.h"
 
@@ -113,29 +113,30 @@ class RawFile {
   static absl::StatusOr<std::unique_ptr<RawFile>> Open(
       const StoreSpeedOptions& options) {
     auto raw = std::make_unique<RawFile>();
-    BALLAST_ASSIGN_OR_RETURN(raw->file_,
-                             OpenDirect(options.dir + "/raw", /*create=*/true));
+    BALLAST_ASSIGN_OR_RETURN(
+        raw->file_,
+        PosixDisk()->OpenDirect(options.dir + "/raw", /*create=*/true));
     BALLAST_RETURN_IF_ERROR(
-        Preallocate(raw->file_, 0, options.record_count * options.body_bytes));
-    BALLAST_ASSIGN_OR_RETURN(raw->queue_,
-                             IoQueue::Start({options.queue_depth, true}));
+        raw->file_->Preallocate(0, options.record_count * options.body_bytes));
+    BALLAST_ASSIGN_OR_RETURN(
+        raw->queue_, PosixDisk()->StartQueue({options.queue_depth, true}));
     raw->bytes_ = options.body_bytes;
     return raw;
   }
   absl::Status RunCycle(uint64_t count, Cycle* cycle) {
     const auto start = [this](bool write) {
       return [this, write](uint64_t item, std::byte* data, Cycle::Done done) {
-        queue_->Submit(
-            {write, &file_, item * bytes_, data, bytes_, std::move(done)});
+        queue_->Submit({write ? IoKind::kWrite : IoKind::kRead, file_.get(),
+                        item * bytes_, data, bytes_, std::move(done)});
       };
     };
     return cycle->Run(
         count, start(false), [](uint64_t, std::byte*) {}, start(true));
   }
-  bool direct() const { return file_.direct; }
+  bool direct() const { return file_->direct(); }
 
  private:
-  StorageFile file_;
+  std::unique_ptr<DiskFile> file_;
   std::unique_ptr<IoQueue> queue_;
   uint64_t bytes_ = 0;
 };

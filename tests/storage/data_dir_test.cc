@@ -18,7 +18,7 @@ using testing::Spill;
 constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
 absl::Status TryOpen(const std::string& path, const Hash128& run = kRun) {
-  return DataDirectory::Open(path, run, "ps-1 pid 2").status();
+  return DataDirectory::Open(PosixDisk(), path, run, "ps-1 pid 2").status();
 }
 
 TEST(DataDirectoryTest, IsMadeWithItsParentsAndOpensAgain) {
@@ -33,12 +33,27 @@ TEST(DataDirectoryTest, IsMadeWithItsParentsAndOpensAgain) {
 TEST(DataDirectoryTest, ASecondOpenerIsRefusedNamingTheOwner) {
   const testing::TempDir dir;
   {
-    const auto first = DataDirectory::Open(dir.path(), kRun, "ps-0 pid 77");
+    const auto first =
+        DataDirectory::Open(PosixDisk(), dir.path(), kRun, "ps-0 pid 77");
     ASSERT_EQ(first.status(), absl::OkStatus());
     EXPECT_TRUE(
         Says(TryOpen(dir.path()), kPrecondition, "is in use by ps-0 pid 77;"));
   }
   EXPECT_EQ(TryOpen(dir.path()), absl::OkStatus());
+}
+
+TEST(DataDirectoryTest, SaysWhoseItIsBeforeARunIsKnown) {
+  const testing::TempDir dir;
+  const auto run_of = [](const std::string& path) {
+    return ReadDataDirectoryRun(PosixDisk(), path);
+  };
+  EXPECT_EQ(*run_of(dir.path("none")), std::nullopt);
+  EXPECT_EQ(*run_of(dir.path()), std::nullopt);
+  ASSERT_EQ(TryOpen(dir.path()), absl::OkStatus());
+  EXPECT_EQ(*run_of(dir.path()), kRun);
+  testing::FlipByte(dir.path("IDENTITY"), 3);
+  EXPECT_TRUE(Says(run_of(dir.path()).status(), absl::StatusCode::kDataLoss,
+                   "IDENTITY is damaged"));
 }
 
 TEST(DataDirectoryTest, AnotherRunIsRefusedByName) {

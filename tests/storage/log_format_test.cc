@@ -21,6 +21,8 @@ LogHeader Sample() {
   header.offset = 3 * kPageBytes;
   header.synced_segment = 8;
   header.synced_offset = kPageBytes;
+  header.previous_segment = 7;
+  header.previous_end = 5 * kPageBytes;
   header.payload_bytes = 12345;
   header.payload_hash = {1, 2};
   return header;
@@ -41,7 +43,7 @@ TEST(LogFormatTest, ARecordTakesWholePages) {
 
 TEST(LogFormatTest, AnyFlippedByteOfTheHeaderIsFound) {
   const std::string good = EncodeLogHeader(Sample());
-  for (size_t i = 0; i < 128; ++i) {
+  for (size_t i = 0; i < 152; ++i) {
     std::string bad = good;
     bad[i] = static_cast<char>(bad[i] ^ 4);
     EXPECT_EQ(DecodeLogHeader(bad, "log").status().code(), kLoss) << i;
@@ -50,7 +52,7 @@ TEST(LogFormatTest, AnyFlippedByteOfTheHeaderIsFound) {
 
 TEST(LogFormatTest, AnythingShortIsNoHeader) {
   const std::string good = EncodeLogHeader(Sample());
-  for (size_t bytes = 0; bytes < 128; ++bytes) {
+  for (size_t bytes = 0; bytes < 152; ++bytes) {
     EXPECT_EQ(DecodeLogHeader(absl::string_view(good).substr(0, bytes), "log")
                   .status()
                   .code(),
@@ -67,8 +69,8 @@ TEST(LogFormatTest, RandomBytesAreNeverAHeader) {
     for (char& byte : page) {
       byte = static_cast<char>(random());
     }
-    page = good.substr(0, random() % 128) + page;
-    if (page.substr(0, 128) != good.substr(0, 128)) {
+    page = good.substr(0, random() % 152) + page;
+    if (page.substr(0, 152) != good.substr(0, 152)) {
       EXPECT_EQ(DecodeLogHeader(page, "log").status().code(), kLoss);
     }
   }
@@ -78,6 +80,30 @@ TEST(LogFormatTest, ZerosAreNoRecordAndTheMessageSaysWhere) {
   EXPECT_TRUE(Says(
       DecodeLogHeader(std::string(kPageBytes, '\0'), "segment-1 at 0").status(),
       kLoss, "segment-1 at 0 holds no log record"));
+}
+
+TEST(LogFormatTest, AMarkDecodesToItselfAndAnyOtherLengthIsLoss) {
+  VoteMark mark;
+  mark.timeline = 2;
+  mark.step = 17;
+  mark.owner = "server-1";
+  mark.vote = std::string("vo\0te", 5);
+  mark.gradients = {{3, {9, 4096, 100}}, {4, {9, 12288, 0}}};
+  const std::string payload = EncodeVoteMark(mark);
+  const auto decode = [](absl::string_view bytes) {
+    return DecodeVoteMark(bytes, 2, 17, "segment-9 at 0");
+  };
+  const VoteMark found = *decode(payload);
+  EXPECT_EQ(found.step, 17u);
+  EXPECT_EQ(found.timeline, 2u);
+  EXPECT_EQ(found.owner, mark.owner);
+  EXPECT_EQ(found.vote, mark.vote);
+  EXPECT_EQ(found.gradients, mark.gradients);
+  for (size_t bytes = 0; bytes < payload.size(); ++bytes) {
+    EXPECT_TRUE(Says(decode(payload.substr(0, bytes)).status(), kLoss,
+                     "segment-9 at 0"));
+  }
+  EXPECT_EQ(decode(payload + "x").status().code(), kLoss);
 }
 
 TEST(LogFormatTest, DescribesAGradientInWords) {

@@ -224,32 +224,6 @@ TEST(SlabStoreTest, ACommitOfAnExtentThatNobodyHoldsIsRefused) {
   EXPECT_EQ(store->Allocate(8 * kBody)->offset, 0u);
 }
 
-TEST(SlabStoreTest, AFailedSyncEndsAllCommitsButNotTheOldCheckpoints) {
-  const testing::TempDir dir;
-  SlabStore::Options options = At(dir.path("ps"));
-  bool fail = false;
-  options.sync_for_test = [&fail](int fd) {
-    errno = EIO;
-    return fail ? -1 : fdatasync(fd);
-  };
-  StoredCheckpoint first;
-  {
-    const auto store = *SlabStore::Open(options);
-    first = Write(store.get(), 1, 2);
-    ASSERT_EQ(store->Commit(first), absl::OkStatus());
-    const StoredCheckpoint second = Write(store.get(), 2, 2);
-    fail = true;
-    EXPECT_TRUE(Says(store->Commit(second), kLoss, "cannot sync"));
-    fail = false;
-    EXPECT_TRUE(Says(store->Commit(second), kLoss, "cannot sync"));
-    EXPECT_EQ(store->checkpoints().size(), 1u);
-    EXPECT_TRUE(IsIntact(store.get(), first));
-  }
-  const auto store = Open(dir.path("ps"));
-  ASSERT_EQ(store->checkpoints().size(), 1u);
-  EXPECT_TRUE(IsIntact(store.get(), first));
-}
-
 TEST(SlabStoreTest, AKillWithoutCommitLeavesTheOldCheckpointIntact) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "TSan allows no threads in a forked child: the kill is NOT "

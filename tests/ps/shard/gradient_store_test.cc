@@ -35,7 +35,16 @@ class FakeLog final : public GradientLog {
       done(absl::OkStatus());
     });
   }
+  const LogContents& contents() const override { return contents_; }
+  absl::Status AppendMark(const VoteMark&, Done done) override {
+    pending_.push_back([done] { done(absl::OkStatus()); });
+    return absl::OkStatus();
+  }
+  void Sync(Done done) override {
+    pending_.push_back([done] { done(absl::OkStatus()); });
+  }
   void DropThrough(uint64_t) override {}
+  uint64_t bytes() const override { return 0; }
   GradientLogStats stats() const override { return {}; }
 
   bool CompleteOne(std::mt19937_64* random) {
@@ -53,6 +62,7 @@ class FakeLog final : public GradientLog {
  private:
   std::vector<std::pair<GradientName, std::vector<std::byte>>> records_;
   std::vector<std::function<void()>> pending_;
+  LogContents contents_;
 };
 
 class VectorSource final : public GradientSource {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "storage/io_queue.h"
-
 #include <liburing.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -17,6 +15,8 @@
 #include "common/check.h"
 #include "common/log.h"
 #include "common/mutex.h"
+#include "storage/disk.h"
+#include "storage/posix_file.h"
 #include "storage/record.h"
 
 namespace ballast {
@@ -38,10 +38,19 @@ struct Completion {
 };
 
 absl::Status TransferError(const IoRequest& request, int error) {
+  const std::string& path = request.file->path();
+  if (request.kind == IoKind::kSync) {
+    return absl::DataLossError(
+        ErrnoError(error, absl::StrCat("cannot sync ", path)).message());
+  }
   return ErrnoError(
-      error, absl::StrCat("cannot ", request.write ? "write " : "read ",
-                          request.file->path, " at ", request.offset, " (",
-                          request.bytes, " bytes)"));
+      error, absl::StrCat(
+                 "cannot ", request.kind == IoKind::kWrite ? "write " : "read ",
+                 path, " at ", request.offset, " (", request.bytes, " bytes)"));
+}
+
+int FdOf(const IoRequest& request) {
+  return static_cast<const PosixFile*>(request.file)->fd();
 }
 
 class UringQueue final : public IoQueue {
@@ -139,6 +148,11 @@ class UringQueue final : public IoQueue {
 
   void Start(Operation* operation) {
     const IoRequest& request = operation->request;
+    if (request.kind == IoKind::kSync) {
+      StartSync(operation);
+      return;
+    }
+    const bool write = request.kind == IoKind::kWrite;
     const uint64_t offset = request.offset + operation->moved;
     std::byte* data = request.data + operation->moved;
     // The kernel moves at most 2 GiB at once; the rest is continued.
@@ -149,22 +163,34 @@ class UringQueue final : public IoQueue {
       return;
     }
     if (!ring_) {
-      const int fd = request.file->fd.get();
+      const int fd = FdOf(request);
       const ssize_t got =
-          request.write ? pwrite(fd, data, bytes, static_cast<off_t>(offset))
-                        : pread(fd, data, bytes, static_cast<off_t>(offset));
+          write ? pwrite(fd, data, bytes, static_cast<off_t>(offset))
+                : pread(fd, data, bytes, static_cast<off_t>(offset));
       finished_.push_back({operation, got < 0 ? -errno : got});
       return;
     }
     io_uring_sqe* entry = io_uring_get_sqe(&*ring_);
     BALLAST_CHECK(entry != nullptr);  // The ring has depth_ + 1 entries.
-    if (request.write) {
-      io_uring_prep_write(entry, request.file->fd.get(), data,
+    if (write) {
+      io_uring_prep_write(entry, FdOf(request), data,
                           static_cast<unsigned>(bytes), offset);
     } else {
-      io_uring_prep_read(entry, request.file->fd.get(), data,
+      io_uring_prep_read(entry, FdOf(request), data,
                          static_cast<unsigned>(bytes), offset);
     }
+    io_uring_sqe_set_data(entry, operation);
+  }
+
+  void StartSync(Operation* operation) {
+    const int fd = FdOf(operation->request);
+    if (!ring_) {
+      finished_.push_back({operation, fdatasync(fd) == 0 ? 0 : -errno});
+      return;
+    }
+    io_uring_sqe* entry = io_uring_get_sqe(&*ring_);
+    BALLAST_CHECK(entry != nullptr);  // The ring has depth_ + 1 entries.
+    io_uring_prep_fsync(entry, fd, IORING_FSYNC_DATASYNC);
     io_uring_sqe_set_data(entry, operation);
   }
 
@@ -221,7 +247,7 @@ class UringQueue final : public IoQueue {
     absl::Status status;
     if (result < 0) {
       status = TransferError(request, static_cast<int>(-result));
-    } else {
+    } else if (request.kind != IoKind::kSync) {
       // Only whole pages count, so that O_DIRECT can continue.
       const uint64_t pages =
           static_cast<uint64_t>(result) / kPageBytes * kPageBytes;
@@ -233,7 +259,7 @@ class UringQueue final : public IoQueue {
       }
       if (operation->moved < request.bytes) {
         status = absl::DataLossError(absl::StrCat(
-            request.file->path, " ends or stops taking bytes at ",
+            request.file->path(), " ends or stops taking bytes at ",
             request.offset + operation->moved + static_cast<uint64_t>(result),
             "; want ", request.bytes, " bytes from ", request.offset));
       }
@@ -262,8 +288,8 @@ class UringQueue final : public IoQueue {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<IoQueue>> IoQueue::Start(
-    const Options& options) {
+absl::StatusOr<std::unique_ptr<IoQueue>> StartUringQueue(
+    const IoQueue::Options& options) {
   UniqueFd wake(eventfd(0, EFD_CLOEXEC));
   if (!wake.valid()) {
     return ErrnoError(errno, "cannot create an eventfd");

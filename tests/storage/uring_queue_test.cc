@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "storage/io_queue.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -10,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "storage/disk.h"
 #include "storage/record.h"
 #include "tests/storage/storage_testing.h"
 
@@ -23,17 +23,19 @@ using testing::Says;
 class IoQueueTest : public ::testing::TestWithParam<bool> {
  protected:
   std::unique_ptr<IoQueue> Start(uint32_t depth) {
-    return *IoQueue::Start({depth, GetParam()});
+    return *PosixDisk()->StartQueue({depth, GetParam()});
   }
   absl::Status Do(IoQueue* queue, bool write, uint64_t offset,
                   absl::Span<std::byte> data) {
     return Await([&](auto done) {
-      queue->Submit({write, &file_, offset, data.data(), data.size(), done});
+      queue->Submit({write ? IoKind::kWrite : IoKind::kRead, file_.get(),
+                     offset, data.data(), data.size(), done});
     });
   }
 
   testing::TempDir dir_;
-  StorageFile file_ = *OpenDirect(dir_.path("file"), true);
+  std::unique_ptr<DiskFile> file_ =
+      *PosixDisk()->OpenDirect(dir_.path("file"), true);
 };
 
 TEST_P(IoQueueTest, ReadsBackWhatItWrote) {
@@ -48,7 +50,7 @@ TEST_P(IoQueueTest, ReadsBackWhatItWrote) {
 
 TEST_P(IoQueueTest, AReadBehindTheEndIsLoss) {
   const auto queue = Start(4);
-  ASSERT_EQ(Preallocate(file_, 0, 2 * kPageBytes), absl::OkStatus());
+  ASSERT_EQ(file_->Preallocate(0, 2 * kPageBytes), absl::OkStatus());
   AlignedBuffer in(4 * kPageBytes);
   EXPECT_TRUE(Says(Do(queue.get(), false, 0, in.span()),
                    absl::StatusCode::kDataLoss, dir_.path("file")));
@@ -63,8 +65,8 @@ TEST_P(IoQueueTest, AReadBehindTheEndIsLoss) {
 
 TEST_P(IoQueueTest, AWriteToAReadOnlyFileSaysSo) {
   const auto queue = Start(4);
-  ASSERT_EQ(Preallocate(file_, 0, kPageBytes), absl::OkStatus());
-  file_ = *OpenForRead(dir_.path("file"));
+  ASSERT_EQ(file_->Preallocate(0, kPageBytes), absl::OkStatus());
+  file_ = *PosixDisk()->OpenForRead(dir_.path("file"));
   AlignedBuffer data(kPageBytes);
   EXPECT_TRUE(Says(Do(queue.get(), true, 0, data.span()),
                    absl::StatusCode::kInternal, "cannot write"));
@@ -85,7 +87,8 @@ TEST_P(IoQueueTest, TakesFarMoreRequestsThanItsDepthFromManyThreads) {
       for (int i = 0; i < kEach; ++i) {
         const uint64_t offset =
             static_cast<uint64_t>(t * kEach + i) * kPageBytes;
-        queue->Submit({true, &file_, offset, data.data() + offset, kPageBytes,
+        queue->Submit({IoKind::kWrite, file_.get(), offset,
+                       data.data() + offset, kPageBytes,
                        [&](const absl::Status& status) {
                          failed += status.ok() ? 0 : 1;
                          finished.count_down();
@@ -98,7 +101,7 @@ TEST_P(IoQueueTest, TakesFarMoreRequestsThanItsDepthFromManyThreads) {
   }
   finished.wait();
   EXPECT_EQ(failed, 0);
-  EXPECT_EQ(HashBytes(testing::Slurp(file_.path)),
+  EXPECT_EQ(HashBytes(testing::Slurp(file_->path())),
             HashBytes(data.data(), data.size()));
 }
 
@@ -112,8 +115,9 @@ TEST_P(IoQueueTest, ACompletionMaySubmitTheNextRequest) {
       finished.count_down();
       return;
     }
-    queue->Submit({true, &file_, static_cast<uint64_t>(left) * kPageBytes,
-                   data.data(), kPageBytes, next});
+    queue->Submit({IoKind::kWrite, file_.get(),
+                   static_cast<uint64_t>(left) * kPageBytes, data.data(),
+                   kPageBytes, next});
   };
   next(absl::OkStatus());
   finished.wait();
@@ -132,14 +136,37 @@ TEST_P(IoQueueTest, ARequestOfNoBytesOnlyCompletes) {
   }
 }
 
+TEST_P(IoQueueTest, ASyncCompletesAndAFailedOneIsLossNamingTheFile) {
+  const auto queue = Start(2);
+  const auto sync = [&queue](DiskFile* file) {
+    return Await([&](auto done) {
+      IoRequest request;
+      request.kind = IoKind::kSync;
+      request.file = file;
+      request.done = done;
+      queue->Submit(std::move(request));
+    });
+  };
+  EXPECT_EQ(sync(file_.get()), absl::OkStatus());
+  EXPECT_EQ(file_->Sync(), absl::OkStatus());
+  // A pipe cannot be synced.
+  ASSERT_EQ(mkfifo(dir_.path("pipe").c_str(), 0600), 0);
+  const UniqueFd other(open(dir_.path("pipe").c_str(), O_RDWR | O_CLOEXEC));
+  const auto pipe = *PosixDisk()->OpenForRead(dir_.path("pipe"));
+  EXPECT_TRUE(Says(sync(pipe.get()), absl::StatusCode::kDataLoss,
+                   "cannot sync " + dir_.path("pipe")));
+  EXPECT_TRUE(Says(pipe->Sync(), absl::StatusCode::kDataLoss, "cannot sync"));
+}
+
 TEST_P(IoQueueTest, EndsOnlyAfterEveryCompletionRan) {
   std::atomic<int> completed = 0;
   AlignedBuffer data(64 * kPageBytes);
   {
     const auto queue = Start(2);
     for (uint64_t i = 0; i < 64; ++i) {
-      queue->Submit({true, &file_, i * kPageBytes, data.data() + i * kPageBytes,
-                     kPageBytes, [&](const absl::Status&) { ++completed; }});
+      queue->Submit({IoKind::kWrite, file_.get(), i * kPageBytes,
+                     data.data() + i * kPageBytes, kPageBytes,
+                     [&](const absl::Status&) { ++completed; }});
     }
   }
   EXPECT_EQ(completed, 64);
