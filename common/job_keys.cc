@@ -112,6 +112,21 @@ JobKey Bytes(absl::string_view name, Field field) {
   return key;
 }
 
+// 0 stands for a size that is chosen for the job.
+template <typename Field>
+JobKey BytesOrChosen(absl::string_view name, Field field) {
+  JobKey key = Bytes(name, field);
+  key.parse = [field](const std::string& text, Job* job) {
+    const absl::StatusOr<uint64_t> bytes = ParseBytes(text);
+    if (!bytes.ok()) {
+      return Unwanted(text, "a size such as 64MiB, or 0 for one that fits");
+    }
+    field(*job) = *bytes;
+    return absl::OkStatus();
+  };
+  return key;
+}
+
 template <typename Field>
 JobKey Time(absl::string_view name, Field field, absl::Duration low,
             absl::Duration high) {
@@ -420,7 +435,8 @@ void AddOperations(Table* table) {
                                  {{"checkpoint", Durability::kCheckpoint},
                                   {"step", Durability::kStep}}),
                {"replica"}, "server.durability: step"));
-  table->push_back(Bytes("server.log_limit", BALLAST_FIELD(server.log_limit)));
+  table->push_back(
+      BytesOrChosen("server.log_limit", BALLAST_FIELD(server.log_limit)));
   // The block is the least that a chunk can be.
   table->push_back(Count("server.chunk_elems", kOperations,
                          BALLAST_FIELD(server.chunk_elems), kBlockElems,

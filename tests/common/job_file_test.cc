@@ -255,10 +255,43 @@ TEST_F(JobFileTest, BrokenRelationsNameBothKeys) {
             "most 4, or more and smaller micro-batches");
   EXPECT_THAT(ErrorOfSet({"schedule.warmup_steps=31"}),
               HasSubstr("more than run.steps = 30"));
-  EXPECT_THAT(ErrorOfSet({"cluster.progress_timeout=5s"}),
-              HasSubstr("cluster.lease is 5s, not shorter than "
-                        "cluster.progress_timeout = 5s"));
-  EXPECT_EQ(ErrorOfSet({"cluster.progress_timeout=5001ms"}), "no error");
+  EXPECT_THAT(ErrorOfSet({"cluster.progress_timeout=3s"}),
+              HasSubstr("cluster.lease is 3s, not shorter than "
+                        "cluster.progress_timeout = 3s"));
+  EXPECT_EQ(ErrorOfSet({"cluster.progress_timeout=3001ms"}), "no error");
+}
+
+TEST_F(JobFileTest, ContradictingTimeoutsAreRefusedNamingThePair) {
+  // Each wait must be shorter than the one around it; equal is too long.
+  const std::vector<std::vector<std::string>> pairs = {
+      {"cluster.lease", "cluster.progress_timeout"},
+      {"cluster.progress_limit", "cluster.progress_timeout"},
+      {"cluster.lease", "cluster.give_up_after"},
+      {"cluster.progress_limit", "cluster.give_up_after"}};
+  for (const auto& pair : pairs) {
+    const auto with = [&pair](const char* inner) {
+      std::vector<std::string> set = {
+          "cluster.lease=1s", "cluster.progress_limit=1s",
+          "cluster.progress_timeout=60s", "cluster.give_up_after=60s"};
+      set.push_back(absl::StrCat(pair[0], "=", inner));
+      set.push_back(absl::StrCat(pair[1], "=20s"));
+      return set;
+    };
+    EXPECT_THAT(
+        ErrorOfSet(with("20s")),
+        HasSubstr(absl::StrCat(pair[0], " is 20s, not shorter than ", pair[1],
+                               " = 20s, which would run out first; lower ",
+                               pair[0], " or raise ", pair[1])));
+    EXPECT_EQ(ErrorOfSet(with("19999ms")), "no error") << pair[0];
+  }
+}
+
+TEST_F(JobFileTest, ALogLimitOfZeroIsChosenForTheJob) {
+  EXPECT_EQ(ErrorOfSet({"server.log_limit=0"}), "no error");
+  EXPECT_EQ(ErrorOfSet({"server.log_limit=64MiB"}), "no error");
+  EXPECT_THAT(ErrorOfSet({"server.log_limit=-1"}),
+              HasSubstr("server.log_limit is `-1`; want a size such as 64MiB, "
+                        "or 0 for one that fits"));
 }
 
 TEST_F(JobFileTest, KeysWithoutEffectAreRefusedWithTheFix) {
