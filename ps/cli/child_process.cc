@@ -20,8 +20,8 @@ namespace {
 
 // In the child, between fork and exec: system calls only. `launcher` is the
 // parent's id, `log` an open file.
-[[noreturn]] void Become(char* const* argv, int log, int keep_fd,
-                         pid_t launcher) {
+[[noreturn]] void Become(char* const* argv, int log,
+                         const std::vector<int>& keep_fds, pid_t launcher) {
   setsid();
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   // It may have died before the line above.
@@ -39,8 +39,8 @@ namespace {
   dup2(log, STDERR_FILENO);
   // Whatever the launcher's own parent left open is not for the roles.
   close_range(STDERR_FILENO + 1, ~0u, CLOSE_RANGE_CLOEXEC);
-  if (keep_fd >= 0) {
-    fcntl(keep_fd, F_SETFD, 0);
+  for (const int fd : keep_fds) {
+    fcntl(fd, F_SETFD, 0);
   }
   execv(argv[0], argv);
   _exit(127);
@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
-    Become(argv.data(), log, options.keep_fd, launcher);
+    Become(argv.data(), log, options.keep_fds, launcher);
   }
   const int error = errno;
   close(log);

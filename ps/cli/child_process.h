@@ -18,10 +18,10 @@ namespace ballast {
 class ChildProcess {
  public:
   struct Options {
-    std::string name;               // For messages: "server-1".
-    std::vector<std::string> argv;  // argv[0] is the path of the binary.
-    std::string log_path;           // Appended to: standard output and error.
-    int keep_fd = -1;               // Stays open in the child; -1: none.
+    std::string name;                // For messages: "server-1".
+    std::vector<std::string> argv;   // argv[0] is the path of the binary.
+    std::string log_path;            // Appended to: standard output and error.
+    std::vector<int> keep_fds = {};  // Stay open in the child.
   };
 
   // Errors: NOT_FOUND  no such binary; FAILED_PRECONDITION  the log cannot be

@@ -94,6 +94,21 @@ absl::Status ClusterClient::Stop(const std::string& reason, bool abort,
                                    &reply, timeout));
 }
 
+absl::Status ClusterClient::ReportExit(const v1::ExitReport& report,
+                                       absl::Duration timeout) {
+  v1::ExitReply reply;
+  return Explain(connection_->Call(&v1::Coordinator::Stub::ReportExit, report,
+                                   &reply, timeout));
+}
+
+absl::StatusOr<v1::ScaleReply> ClusterClient::Scale(
+    const v1::ScaleRequest& request, absl::Duration timeout) {
+  v1::ScaleReply reply;
+  BALLAST_RETURN_IF_ERROR(Explain(connection_->Call(
+      &v1::Coordinator::Stub::Scale, request, &reply, timeout)));
+  return reply;
+}
+
 absl::StatusOr<std::unique_ptr<ClusterClient>> ConnectTo(const Target& target) {
   BALLAST_ASSIGN_OR_RETURN(const std::string address,
                            CoordinatorAddress(target));

@@ -36,6 +36,10 @@ class ClusterClient {
   absl::StatusOr<v1::Placement> GetPlacement(absl::Duration timeout);
   absl::Status Stop(const std::string& reason, bool abort,
                     absl::Duration timeout);
+  absl::Status ReportExit(const v1::ExitReport& report, absl::Duration timeout);
+  // Errors besides: what the coordinator has against it.
+  absl::StatusOr<v1::ScaleReply> Scale(const v1::ScaleRequest& request,
+                                       absl::Duration timeout);
 
  private:
   class Connection;  // Keeps gRPC out of this header.

@@ -116,14 +116,14 @@ absl::Status CheckResume(const JobFile& file, bool resume,
 
 }  // namespace
 
-absl::StatusOr<RunFolder> RunFolder::Open(const JobFile& file, bool resume,
-                                          const std::string& job_path) {
+absl::StatusOr<LockedRunFolder> LockedRunFolder::Open(
+    const JobFile& file, bool resume, const std::string& job_path) {
   const std::string& path = file.job.run.dir;
   // A refused resume must not leave an empty folder behind.
   BALLAST_RETURN_IF_ERROR(CheckResume(file, resume, job_path));
   BALLAST_RETURN_IF_ERROR(MakeDirectories(path + "/logs"));
   BALLAST_ASSIGN_OR_RETURN(const int lock, Lock(path));
-  RunFolder folder(path, lock);
+  LockedRunFolder folder(path, lock);
   // Another launcher may have come and gone before the lock was ours.
   BALLAST_RETURN_IF_ERROR(CheckResume(file, resume, job_path));
   BALLAST_RETURN_IF_ERROR(
@@ -131,11 +131,11 @@ absl::StatusOr<RunFolder> RunFolder::Open(const JobFile& file, bool resume,
   return folder;
 }
 
-RunFolder::RunFolder(RunFolder&& other) noexcept
+LockedRunFolder::LockedRunFolder(LockedRunFolder&& other) noexcept
     : path_(std::move(other.path_)),
       lock_fd_(std::exchange(other.lock_fd_, -1)) {}
 
-RunFolder::~RunFolder() {
+LockedRunFolder::~LockedRunFolder() {
   if (lock_fd_ >= 0) {
     close(lock_fd_);
   }

@@ -13,7 +13,7 @@
 namespace ballast {
 
 // Holds the lock of a run folder while it lives: one launcher at a time.
-class RunFolder {
+class LockedRunFolder {
  public:
   // Makes the folder when it is not there, locks it, and writes the effective
   // configuration to config.yaml. `job_path` is for messages.
@@ -24,11 +24,11 @@ class RunFolder {
   //                        cannot be made or written.
   //   INVALID_ARGUMENT     resuming with other numerics: names the first field
   //                        that differs, both values and both hashes.
-  static absl::StatusOr<RunFolder> Open(const JobFile& file, bool resume,
-                                        const std::string& job_path);
-  RunFolder(RunFolder&& other) noexcept;
-  RunFolder& operator=(RunFolder&&) = delete;
-  ~RunFolder();
+  static absl::StatusOr<LockedRunFolder> Open(const JobFile& file, bool resume,
+                                              const std::string& job_path);
+  LockedRunFolder(LockedRunFolder&& other) noexcept;
+  LockedRunFolder& operator=(LockedRunFolder&&) = delete;
+  ~LockedRunFolder();
 
   const std::string& path() const { return path_; }
   std::string config_path() const { return path_ + "/config.yaml"; }
@@ -38,7 +38,7 @@ class RunFolder {
   std::string checkpoints_path() const { return path_ + "/checkpoints"; }
 
  private:
-  RunFolder(std::string path, int lock_fd)
+  LockedRunFolder(std::string path, int lock_fd)
       : path_(std::move(path)), lock_fd_(lock_fd) {}
 
   std::string path_;

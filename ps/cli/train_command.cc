@@ -96,8 +96,8 @@ int Train(const Arguments& arguments, const Surroundings& surroundings) {
   if (!file.ok()) {
     return Fail(file.status(), kExitBadConfig);
   }
-  const absl::StatusOr<RunFolder> folder =
-      RunFolder::Open(*file, options.resume, options.job_path);
+  const absl::StatusOr<LockedRunFolder> folder =
+      LockedRunFolder::Open(*file, options.resume, options.job_path);
   if (!folder.ok()) {
     return Fail(folder.status(), absl::IsInvalidArgument(folder.status())
                                      ? kExitBadConfig

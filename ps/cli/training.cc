@@ -11,7 +11,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -19,11 +22,13 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/clock.h"
 #include "common/status_macros.h"
 #include "ps/cli/child_process.h"
 #include "ps/cli/cluster_client.h"
 #include "ps/cli/progress.h"
+#include "ps/cli/supervisor.h"
 #include "storage/checkpoint.h"
 
 namespace ballast {
@@ -32,25 +37,29 @@ namespace {
 constexpr absl::Duration kTickEvery = absl::Milliseconds(500);
 // A call to a coordinator on this machine; while it waits, signals do too.
 constexpr absl::Duration kCallTimeout = absl::Seconds(1);
-// A coordinator that neither announces itself nor ends is broken.
-constexpr absl::Duration kAnnounceTimeout = absl::Seconds(30);
-// From a failure to the kill of what is left: the death must be told within
-// 15 s, and the others may want to say why they end.
-constexpr absl::Duration kFailureGrace = absl::Seconds(6);
-// The same once the coordinator has ended: nobody tells the others anything.
-constexpr absl::Duration kOrphanGrace = absl::Seconds(2);
-// From the coordinator's good end to the kill of what is left.
-constexpr absl::Duration kEndGrace = absl::Seconds(10);
+
+SupervisorOptions ToSupervisorOptions(const Job& job,
+                                      const TrainingOptions& options) {
+  SupervisorOptions out;
+  out.servers = job.server.count;
+  out.workers = job.worker.count;
+  out.restarts_max = job.cluster.restarts_max;
+  out.stop_timeout = job.cluster.progress_timeout;
+  out.resume = options.resume;
+  out.keep = options.keep;
+  return out;
+}
 
 class Training {
  public:
-  Training(const JobFile& file, const RunFolder& folder,
+  Training(const JobFile& file, const LockedRunFolder& folder,
            const TrainingOptions& options, const Surroundings& surroundings)
       : job_(file.job),
         folder_(folder),
         options_(options),
         surroundings_(surroundings),
-        printer_(file.job, surroundings.terminal, stdout) {}
+        printer_(file.job, surroundings.terminal, stdout),
+        supervisor_(ToSupervisorOptions(file.job, options)) {}
   ~Training();
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;
@@ -58,64 +67,65 @@ class Training {
   int Run();
 
  private:
-  enum class Stage {
-    kRunning,
-    kStopping,  // Asked to stop; the cluster drains.
-    kFailing,   // A child failed; the others get a moment to end.
-    kEnding,    // The coordinator has ended well; the others follow.
-    kKilled,    // SIGKILL to all.
+  // A member that the rehearsal has stopped.
+  struct Stopped {
+    std::string name;
+    pid_t pid = 0;
+    absl::Time until;
   };
 
   absl::Status TakeSignals();
-  absl::Status StartCoordinator();
-  absl::Status AwaitAddress();
-  absl::Status StartMembers();
-  absl::Status StartChild(std::string name, std::vector<std::string> argv,
-                          int keep_fd);
-  void Watch();
+  absl::Status MakeLifeline();
+  // Carries out what the supervisor wants, until it wants nothing.
+  void Perform();
+  void PerformOne(const SupervisorAction& action);
+  absl::Status Start(const SupervisorAction& action);
+  absl::StatusOr<std::vector<std::string>> CoordinatorArguments(
+      bool again, ChildProcess::Options* child);
+  std::vector<std::string> MemberArguments(const std::string& name) const;
+  ChildProcess* Find(const std::string& name);
+  void TellExits();
   void Tick();
-  // Waits for a signal or a child's end, at most until `until`; handles it.
-  // Also returns when `fd` (-1: none) has something to read.
-  void Wait(absl::Time until, int fd);
-  void OnInterrupt();
-  void OnChildEnd(const ChildProcess& child);
-  bool EndedWell(const ChildProcess& child) const;
-  void BeginFailure(const std::string& what);
-  void SignalAll(int signal);
-  void KillAll();
-  bool AnyAlive() const;
+  // Waits for a signal, a child's end or the coordinator's word, at most until
+  // `until`; handles it.
+  void Wait(absl::Time until);
+  void TakeEnded();
+  void ReadAnnouncement();
+  void MakeChaos();
+  void Strike(const ChaosRule& rule);
+  void WakeStopped(absl::Time now);
   int Report();
-  // The failed child whose log says most about why; null: none failed.
-  const ChildProcess* Culprit() const;
+  // The dead whose log says most about why; empty: nobody died.
+  std::string Culprit() const;
   void ReportFailure();
   std::string ResumeHint() const;
 
   const Job& job_;
-  const RunFolder& folder_;
+  const LockedRunFolder& folder_;
   const TrainingOptions& options_;
   const Surroundings& surroundings_;
   ProgressPrinter printer_;
+  Supervisor supervisor_;
 
   int signal_fd_ = -1;
   int announce_fd_ = -1;
+  std::string announced_;  // So far.
+  // The coordinator reads one end, which ends when this process does.
+  int lifeline_[2] = {-1, -1};
   std::string address_;
   std::unique_ptr<ClusterClient> client_;
   std::vector<std::unique_ptr<ChildProcess>> children_;  // Still alive.
-  std::vector<std::unique_ptr<ChildProcess>> failed_;    // In order of death.
-
-  Stage stage_ = Stage::kRunning;
-  absl::Time deadline_ = absl::InfiniteFuture();  // Then all are killed.
-  bool coordinator_done_ = false;
-  bool interrupted_ = false;
-  bool terminated_ = false;  // SIGTERM was sent to all.
-  bool summary_shown_ = false;
-  std::string failure_;  // What went wrong, for the last line.
   v1::StatusReply status_;
+  bool summary_shown_ = false;
+
+  std::optional<ChaosSchedule> chaos_;  // From the first step on.
+  std::set<pid_t> struck_;
+  std::vector<Stopped> stopped_;
 };
 
 Training::~Training() {
   children_.clear();
-  for (const int fd : {signal_fd_, announce_fd_}) {
+  for (const int fd : {signal_fd_, announce_fd_, lifeline_[0], lifeline_[1]}) {
     if (fd >= 0) {
       close(fd);
     }
@@ -139,32 +149,39 @@ absl::Status Training::TakeSignals() {
   return absl::OkStatus();
 }
 
-absl::Status Training::StartChild(std::string name,
-                                  std::vector<std::string> argv, int keep_fd) {
-  ChildProcess::Options child;
-  child.log_path = folder_.log_path(name);
-  child.name = std::move(name);
-  argv[0] = absl::StrCat(surroundings_.binary_dir, "/", argv[0]);
-  child.argv = std::move(argv);
-  child.keep_fd = keep_fd;
-  BALLAST_ASSIGN_OR_RETURN(std::unique_ptr<ChildProcess> started,
-                           ChildProcess::Start(child));
-  children_.push_back(std::move(started));
+absl::Status Training::MakeLifeline() {
+  if (pipe2(lifeline_, O_CLOEXEC) != 0) {
+    return absl::InternalError(
+        absl::StrCat("pipe: ", std::generic_category().message(errno)));
+  }
   return absl::OkStatus();
 }
 
-absl::Status Training::StartCoordinator() {
+absl::StatusOr<std::vector<std::string>> Training::CoordinatorArguments(
+    bool again, ChildProcess::Options* child) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
     return absl::InternalError(
         absl::StrCat("pipe: ", std::generic_category().message(errno)));
   }
+  if (announce_fd_ >= 0) {
+    close(announce_fd_);
+  }
   announce_fd_ = ends[0];
-  std::vector<std::string> argv = {"ballast-coordinator", "--config",
-                                   folder_.config_path(), "--announce-fd",
-                                   absl::StrCat(ends[1])};
-  if (options_.resume) {
+  announced_.clear();
+  child->keep_fds = {ends[1], lifeline_[0]};
+  std::vector<std::string> argv = {"ballast-coordinator",     "--config",
+                                   folder_.config_path(),     "--announce-fd",
+                                   absl::StrCat(ends[1]),     "--supervisor-fd",
+                                   absl::StrCat(lifeline_[0])};
+  if (again) {
+    argv.push_back("--continue");
+  } else if (options_.resume) {
     argv.push_back("--resume");
+  }
+  if (!address_.empty()) {  // Members look for it where it was.
+    argv.push_back("--port");
+    argv.push_back(address_.substr(address_.rfind(':') + 1));
   }
   if (options_.keep) {
     argv.push_back("--keep");
@@ -173,90 +190,120 @@ absl::Status Training::StartCoordinator() {
     argv.push_back("--stop-after");
     argv.push_back(absl::StrCat(options_.stop_after));
   }
-  absl::Status started = StartChild("coordinator", std::move(argv), ends[1]);
-  close(ends[1]);
-  return started;
+  return argv;
 }
 
-absl::Status Training::AwaitAddress() {
-  const absl::Time until = MonotonicNow() + kAnnounceTimeout;
-  std::string text;
-  while (stage_ == Stage::kRunning) {
-    if (MonotonicNow() >= until) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("the coordinator has not said its address for ",
-                       absl::FormatDuration(kAnnounceTimeout), "; see ",
-                       folder_.log_path("coordinator")));
+std::vector<std::string> Training::MemberArguments(
+    const std::string& name) const {
+  const std::string index = name.substr(name.rfind('-') + 1);
+  std::vector<std::string> argv = {
+      absl::StartsWith(name, "server-") ? "ballast-ps" : "ballast-worker",
+      "--config",
+      folder_.config_path(),
+      "--coordinator",
+      address_,
+      "--index",
+      index};
+  if (absl::StartsWith(name, "server-")) {
+    for (const std::string& one :
+         {std::string("--data-dir"),
+          absl::StrCat(job_.server.data_dir, "/", name),
+          std::string("--listen"), absl::StrCat(job_.cluster.host, ":0")}) {
+      argv.push_back(one);
     }
-    Wait(until, announce_fd_);
-    char buffer[256];
-    pollfd ready = {announce_fd_, POLLIN, 0};
-    if (poll(&ready, 1, 0) != 1) {
-      continue;
+  }
+  return argv;
+}
+
+absl::Status Training::Start(const SupervisorAction& action) {
+  ChildProcess::Options child;
+  child.name = action.name;
+  child.log_path = folder_.log_path(action.name);
+  const bool coordinator = action.name == kCoordinatorName;
+  if (coordinator) {
+    BALLAST_ASSIGN_OR_RETURN(child.argv,
+                             CoordinatorArguments(action.again, &child));
+  } else {
+    child.argv = MemberArguments(action.name);
+  }
+  child.argv[0] = absl::StrCat(surroundings_.binary_dir, "/", child.argv[0]);
+  absl::StatusOr<std::unique_ptr<ChildProcess>> started =
+      ChildProcess::Start(child);
+  if (coordinator) {
+    close(child.keep_fds[0]);
+  }
+  BALLAST_RETURN_IF_ERROR(started.status());
+  supervisor_.Started(action.name, (*started)->pid(), MonotonicNow());
+  children_.push_back(*std::move(started));
+  return absl::OkStatus();
+}
+
+ChildProcess* Training::Find(const std::string& name) {
+  for (const auto& child : children_) {
+    if (child->name() == name) {
+      return child.get();
     }
-    const ssize_t got = read(announce_fd_, buffer, sizeof(buffer));
-    if (got > 0) {
-      text.append(buffer, static_cast<size_t>(got));
-    }
-    if (got <= 0 || text.find('\n') != std::string::npos) {
+  }
+  return nullptr;
+}
+
+void Training::PerformOne(const SupervisorAction& action) {
+  switch (action.kind) {
+    case SupervisorAction::Kind::kStart: {
+      const absl::Status started = Start(action);
+      if (!started.ok()) {
+        supervisor_.StartFailed(action.name, std::string(started.message()),
+                                MonotonicNow());
+      }
       break;
     }
-  }
-  address_ =
-      std::string(absl::StripAsciiWhitespace(text.substr(0, text.find('\n'))));
-  if (address_.empty()) {  // It is ending; Watch says why.
-    deadline_ = std::min(deadline_, MonotonicNow() + kFailureGrace);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Training::StartMembers() {
-  for (uint32_t i = 0; i < job_.server.count; ++i) {
-    BALLAST_RETURN_IF_ERROR(StartChild(
-        absl::StrCat("server-", i),
-        {"ballast-ps", "--config", folder_.config_path(), "--coordinator",
-         address_, "--index", absl::StrCat(i), "--data-dir",
-         absl::StrCat(job_.server.data_dir, "/server-", i), "--listen",
-         absl::StrCat(job_.cluster.host, ":0")},
-        -1));
-  }
-  for (uint32_t i = 0; i < job_.worker.count; ++i) {
-    BALLAST_RETURN_IF_ERROR(
-        StartChild(absl::StrCat("worker-", i),
-                   {"ballast-worker", "--config", folder_.config_path(),
-                    "--coordinator", address_, "--index", absl::StrCat(i)},
-                   -1));
-  }
-  return absl::OkStatus();
-}
-
-bool Training::AnyAlive() const { return !children_.empty(); }
-
-void Training::SignalAll(int signal) {
-  terminated_ |= signal == SIGTERM;
-  for (const auto& child : children_) {
-    child->Signal(signal);
+    case SupervisorAction::Kind::kSignal: {
+      ChildProcess* child = Find(action.name);
+      if (child != nullptr) {
+        child->Signal(action.signal);
+      }
+      break;
+    }
+    case SupervisorAction::Kind::kStopRun:
+      if (client_ == nullptr ||
+          !client_->Stop(action.text, action.abort, kCallTimeout).ok()) {
+        supervisor_.StopRefused(MonotonicNow());
+      }
+      break;
+    case SupervisorAction::Kind::kSay:
+      printer_.Say(action.text);
+      break;
   }
 }
 
-void Training::KillAll() {
-  stage_ = Stage::kKilled;
-  deadline_ = absl::InfiniteFuture();
-  SignalAll(SIGKILL);
-}
-
-void Training::Wait(absl::Time until, int fd) {
-  pollfd ready[2] = {{signal_fd_, POLLIN, 0}, {fd, POLLIN, 0}};
-  const absl::Duration left =
-      std::clamp(std::min(until, deadline_) - MonotonicNow(),
-                 absl::ZeroDuration(), absl::Minutes(1));
-  poll(ready, 2, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
-  signalfd_siginfo info = {};
-  while (read(signal_fd_, &info, sizeof(info)) == sizeof(info)) {
-    if (info.ssi_signo != SIGCHLD) {
-      OnInterrupt();
+void Training::Perform() {
+  // The survivors take over sooner than another process is up.
+  TellExits();
+  for (auto actions = supervisor_.TakeActions(); !actions.empty();
+       actions = supervisor_.TakeActions()) {
+    for (const SupervisorAction& action : actions) {
+      PerformOne(action);
     }
   }
+}
+
+void Training::TellExits() {
+  while (supervisor_.listening() && !supervisor_.unreported().empty()) {
+    const ExitNotice& notice = supervisor_.unreported().front();
+    v1::ExitReport report;
+    report.set_name(notice.name);
+    report.set_pid(notice.end.pid);
+    report.set_exit_code(notice.end.exit_code);
+    report.set_signal(notice.end.signal);
+    report.set_seconds_ago(absl::ToDoubleSeconds(MonotonicNow() - notice.at));
+    if (absl::IsUnavailable(client_->ReportExit(report, kCallTimeout))) {
+      return;  // Told again at the next tick.
+    }
+    supervisor_.Reported();
+  }
+}
+
+void Training::TakeEnded() {
   // Ended children leave the list before anything is decided on what is left.
   std::vector<std::unique_ptr<ChildProcess>> ended;
   for (auto& child : children_) {
@@ -265,96 +312,64 @@ void Training::Wait(absl::Time until, int fd) {
     }
   }
   std::erase(children_, nullptr);
-  for (auto& child : ended) {
-    const bool by_itself = stage_ != Stage::kKilled;
-    OnChildEnd(*child);
-    if (by_itself && !EndedWell(*child)) {
-      failed_.push_back(std::move(child));
-    }
-  }
-  if (MonotonicNow() >= deadline_) {
-    if (stage_ == Stage::kEnding && interrupted_ && !terminated_) {
-      // Members that were about to join have nobody to tell them.
-      SignalAll(SIGTERM);
-      deadline_ = MonotonicNow() + kEndGrace;
-      return;
-    }
-    if (failure_.empty() && AnyAlive()) {
-      failure_ = absl::StrCat(children_.front()->name(),
-                              " did not end in time and was killed");
-    }
-    KillAll();
+  for (const auto& child : ended) {
+    ProcessEnd end;
+    end.pid = child->pid();
+    end.exit_code = child->exit_code();
+    end.signal = child->signal();
+    end.text = absl::StrCat(
+        child->Ending(), struck_.erase(child->pid()) > 0 ? " by --chaos" : "");
+    supervisor_.Ended(child->name(), end, MonotonicNow());
+    Perform();
   }
 }
 
-void Training::OnInterrupt() {
-  if (interrupted_) {
-    printer_.Say("ending at once\n");
-    if (failure_.empty()) {
-      failure_ = "ended at once, without finishing the step in flight";
+void Training::ReadAnnouncement() {
+  pollfd ready = {announce_fd_, POLLIN, 0};
+  if (announce_fd_ < 0 || poll(&ready, 1, 0) != 1) {
+    return;
+  }
+  char buffer[256];
+  const ssize_t got = read(announce_fd_, buffer, sizeof(buffer));
+  if (got > 0) {
+    announced_.append(buffer, static_cast<size_t>(got));
+  }
+  const size_t end = announced_.find('\n');
+  if (got > 0 && end == std::string::npos) {
+    return;
+  }
+  close(announce_fd_);
+  announce_fd_ = -1;
+  const std::string address(
+      absl::StripAsciiWhitespace(announced_.substr(0, end)));
+  if (end == std::string::npos || address.empty()) {
+    return;  // It is ending; that says why.
+  }
+  address_ = address;
+  client_ = std::make_unique<ClusterClient>(address_);
+  supervisor_.Listening(MonotonicNow());
+}
+
+void Training::Wait(absl::Time until) {
+  pollfd ready[2] = {{signal_fd_, POLLIN, 0}, {announce_fd_, POLLIN, 0}};
+  const absl::Duration left = std::clamp(
+      until - MonotonicNow(), absl::ZeroDuration(), absl::Minutes(1));
+  poll(ready, 2, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
+  signalfd_siginfo info = {};
+  while (read(signal_fd_, &info, sizeof(info)) == sizeof(info)) {
+    if (info.ssi_signo != SIGCHLD) {
+      supervisor_.Interrupted(MonotonicNow());
+      Perform();
     }
-    KillAll();
-    return;
   }
-  interrupted_ = true;
-  if (stage_ != Stage::kRunning) {
-    return;
-  }
-  stage_ = Stage::kStopping;
-  deadline_ = MonotonicNow() + job_.cluster.progress_timeout;
-  printer_.Say(
-      "stopping after the step in flight, with a checkpoint; once more ends "
-      "it at once\n");
-  const bool told =
-      client_ != nullptr &&
-      client_->Stop("interrupted", /*abort=*/false, kCallTimeout).ok();
-  if (!told) {
-    SignalAll(SIGTERM);
-  }
-}
-
-bool Training::EndedWell(const ChildProcess& child) const {
-  // A role may not yet have been ready to take the SIGTERM of a stop.
-  return child.exit_code() == 0 ||
-         (interrupted_ && terminated_ && child.signal() == SIGTERM);
-}
-
-void Training::OnChildEnd(const ChildProcess& child) {
-  if (child.name() == "coordinator" && EndedWell(child)) {
-    coordinator_done_ = true;
-    if (stage_ == Stage::kRunning || stage_ == Stage::kStopping) {
-      stage_ = Stage::kEnding;
-      deadline_ = MonotonicNow() + (interrupted_ ? kOrphanGrace : kEndGrace);
-    }
-    return;
-  }
-  if (!EndedWell(child) && stage_ != Stage::kKilled) {
-    BeginFailure(absl::StrCat(child.name(), " (pid ", child.pid(), ") ",
-                              child.Ending()));
-  }
-  if (child.name() == "coordinator" && stage_ == Stage::kFailing) {
-    SignalAll(SIGTERM);
-    deadline_ = std::min(deadline_, MonotonicNow() + kOrphanGrace);
-  }
-}
-
-void Training::BeginFailure(const std::string& what) {
-  if (stage_ == Stage::kFailing) {
-    return;
-  }
-  stage_ = Stage::kFailing;
-  deadline_ = MonotonicNow() + kFailureGrace;
-  failure_ = status_.step() > 0
-                 ? absl::StrCat(what, " after step ", status_.step())
-                 : what;
-  if (client_ == nullptr ||
-      !client_->Stop(what, /*abort=*/true, kCallTimeout).ok()) {
-    SignalAll(SIGTERM);
-  }
+  TakeEnded();
+  ReadAnnouncement();
+  supervisor_.TimePassed(MonotonicNow());
+  Perform();
 }
 
 void Training::Tick() {
-  if (client_ == nullptr || coordinator_done_) {
+  if (!supervisor_.listening()) {
     return;
   }
   // Silence is not judged here: a coordinator that is gone is a child that
@@ -365,10 +380,10 @@ void Training::Tick() {
   }
   status_ = *std::move(reply);
   printer_.Show(status_, MonotonicNow());
-  if (!status_.failure().empty() && stage_ == Stage::kRunning) {
-    stage_ = Stage::kFailing;
-    failure_ = status_.failure();
-    deadline_ = MonotonicNow() + kFailureGrace;
+  supervisor_.StatusSeen(status_, MonotonicNow());
+  Perform();
+  if (!chaos_.has_value() && status_.phase() == "training") {
+    chaos_.emplace(options_.chaos, MonotonicNow());
   }
   if (options_.keep && status_.phase() == "done" && !summary_shown_) {
     summary_shown_ = true;
@@ -379,13 +394,57 @@ void Training::Tick() {
   }
 }
 
-void Training::Watch() {
-  absl::Time next_tick = MonotonicNow();
-  while (AnyAlive()) {
-    Wait(next_tick, -1);
-    if (MonotonicNow() >= next_tick) {
-      Tick();
-      next_tick = MonotonicNow() + kTickEvery;
+void Training::Strike(const ChaosRule& rule) {
+  std::vector<std::string> names;
+  for (const auto& child : children_) {
+    if (child->name() == rule.role ||
+        absl::StartsWith(child->name(), absl::StrCat(rule.role, "-"))) {
+      names.push_back(child->name());
+    }
+  }
+  if (names.empty()) {
+    return;  // It is being started; the next period finds it.
+  }
+  std::sort(names.begin(), names.end());
+  ChildProcess* child = Find(chaos_->Choose(rule, names));
+  if (rule.kind == ChaosKind::kKill) {
+    struck_.insert(child->pid());
+    child->Signal(SIGKILL);  // Its end prints the line.
+    return;
+  }
+  const absl::Duration pause = 2 * job_.cluster.lease;
+  stopped_.push_back({child->name(), child->pid(), MonotonicNow() + pause});
+  child->Signal(SIGSTOP);
+  printer_.Say(absl::StrCat(
+      child->name(), " (pid ", child->pid(), ") is stopped by --chaos for ",
+      absl::FormatDuration(pause), " after step ", status_.step(), "\n"));
+}
+
+void Training::WakeStopped(absl::Time now) {
+  std::erase_if(stopped_, [this, now](const Stopped& one) {
+    if (now < one.until) {
+      return false;
+    }
+    ChildProcess* child = Find(one.name);
+    if (child != nullptr && child->pid() == one.pid) {
+      child->Signal(SIGCONT);
+    }
+    return true;
+  });
+}
+
+void Training::MakeChaos() {
+  const absl::Time now = MonotonicNow();
+  const bool over = supervisor_.stage() != Supervisor::Stage::kRunning ||
+                    status_.phase() == "finishing" || status_.phase() == "done";
+  // Whatever ends must be able to.
+  WakeStopped(over ? absl::InfiniteFuture() : now);
+  if (!chaos_.has_value()) {
+    return;
+  }
+  for (const ChaosRule& rule : chaos_->Take(now)) {
+    if (!over) {
+      Strike(rule);
     }
   }
 }
@@ -402,44 +461,35 @@ std::string Training::ResumeHint() const {
                       " --resume");
 }
 
-const ChildProcess* Training::Culprit() const {
-  // A coordinator that ends by itself does so because a member failed, so it
-  // speaks last.
-  std::vector<const ChildProcess*> order;
-  for (const auto& child : failed_) {
-    order.push_back(child.get());
-  }
-  if (!order.empty() && order[0]->name() == "coordinator" &&
-      order[0]->exit_code() >= 0) {
-    std::rotate(order.begin(), order.begin() + 1, order.end());
-  }
-  for (const ChildProcess* child : order) {
-    if (!LastComplaint(child->log_path()).empty()) {
-      return child;
+std::string Training::Culprit() const {
+  const std::vector<std::string> dead = supervisor_.dead();
+  for (const std::string& name : dead) {
+    if (!LastComplaint(folder_.log_path(name)).empty()) {
+      return name;
     }
   }
-  return order.empty() ? nullptr : order[0];
+  return dead.empty() ? "" : dead.front();
 }
 
 void Training::ReportFailure() {
-  const ChildProcess* culprit = Culprit();
+  const std::string culprit = Culprit();
+  const std::string& failure = supervisor_.failure();
+  const std::string log = folder_.log_path(culprit);
   std::string why;
-  if (culprit != nullptr) {
-    why = LastComplaint(culprit->log_path());
+  if (!culprit.empty()) {
+    why = LastComplaint(log);
     if (why.empty()) {
       const std::string text =
-          absl::StrCat("last lines of ", culprit->log_path(), ":\n",
-                       LastLines(culprit->log_path(), 8));
+          absl::StrCat("last lines of ", log, ":\n", LastLines(log, 8));
       std::fputs(text.c_str(), stderr);
     }
   }
   // What the coordinator told is often what the culprit wrote.
-  Fail(absl::UnavailableError(absl::StrContains(failure_, why)
-                                  ? failure_
-                                  : absl::StrCat(failure_, ": ", why)));
-  if (culprit != nullptr) {
-    Fail(absl::UnavailableError(
-        absl::StrCat("its log is ", culprit->log_path())));
+  Fail(absl::UnavailableError(absl::StrContains(failure, why)
+                                  ? failure
+                                  : absl::StrCat(failure, ": ", why)));
+  if (!culprit.empty()) {
+    Fail(absl::UnavailableError(absl::StrCat("its log is ", log)));
   }
   Fail(absl::UnavailableError(ResumeHint()));
 }
@@ -447,12 +497,9 @@ void Training::ReportFailure() {
 int Training::Report() {
   std::error_code error;  // The coordinator removes it when it ends well.
   std::filesystem::remove(AddressFile(folder_.path()), error);
-  if (!failure_.empty()) {
+  if (!supervisor_.failure().empty()) {
     ReportFailure();
-    const bool configuration = std::any_of(
-        failed_.begin(), failed_.end(),
-        [](const auto& child) { return child->exit_code() == kExitBadConfig; });
-    return configuration ? kExitBadConfig : kExitFailed;
+    return supervisor_.bad_configuration() ? kExitBadConfig : kExitFailed;
   }
   if (summary_shown_) {
     return kExitDone;
@@ -472,27 +519,33 @@ int Training::Report() {
 }
 
 int Training::Run() {
-  absl::Status started = TakeSignals();
-  if (started.ok()) {
-    started = StartCoordinator();
+  absl::Status ready = TakeSignals();
+  if (ready.ok()) {
+    ready = MakeLifeline();
   }
-  if (started.ok()) {
-    started = AwaitAddress();
+  if (!ready.ok()) {
+    return Fail(ready);
   }
-  if (started.ok() && !address_.empty() && stage_ == Stage::kRunning) {
-    started = StartMembers();
-    client_ = std::make_unique<ClusterClient>(address_);
+  supervisor_.Begin(MonotonicNow());
+  Perform();
+  absl::Time next_tick = MonotonicNow();
+  while (!supervisor_.over()) {
+    const absl::Time chaos_at =
+        chaos_.has_value() ? chaos_->next_at() : absl::InfiniteFuture();
+    Wait(std::min({next_tick, supervisor_.next_at(), chaos_at}));
+    if (MonotonicNow() >= next_tick) {
+      Tick();
+      TellExits();
+      next_tick = MonotonicNow() + kTickEvery;
+    }
+    MakeChaos();
   }
-  if (!started.ok()) {
-    BeginFailure(std::string(started.message()));
-  }
-  Watch();
   return Report();
 }
 
 }  // namespace
 
-int RunTraining(const JobFile& file, const RunFolder& folder,
+int RunTraining(const JobFile& file, const LockedRunFolder& folder,
                 const TrainingOptions& options,
                 const Surroundings& surroundings) {
   return Training(file, folder, options, surroundings).Run();

@@ -94,7 +94,7 @@ TEST_F(ChildProcessTest, NothingIsLeftWhenItIsDestroyed) {
   EXPECT_EQ(errno, ESRCH);
 }
 
-TEST_F(ChildProcessTest, PassesTheOneDescriptorThatItIsGiven) {
+TEST_F(ChildProcessTest, PassesTheDescriptorsThatItIsGivenAlone) {
   int kept[2];
   int closed[2];
   ASSERT_EQ(pipe2(kept, O_CLOEXEC), 0);
@@ -106,7 +106,7 @@ TEST_F(ChildProcessTest, PassesTheOneDescriptorThatItIsGiven) {
                       std::to_string(closed[1]) +
                       "; } 2>/dev/null || echo closed"};
   options.log_path = (folder_ / "log").string();
-  options.keep_fd = kept[1];
+  options.keep_fds = {kept[1]};
   auto child = ChildProcess::Start(options);
   ASSERT_TRUE(child.ok()) << child.status();
   char text[6] = {};

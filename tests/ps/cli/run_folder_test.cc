@@ -44,7 +44,7 @@ class RunFolderTest : public ::testing::Test {
   }
 
   std::string OpenError(const JobFile& file, bool resume) {
-    const auto folder = RunFolder::Open(file, resume, "job.yaml");
+    const auto folder = LockedRunFolder::Open(file, resume, "job.yaml");
     EXPECT_FALSE(folder.ok());
     return folder.ok() ? "" : folder.status().ToString();
   }
@@ -54,7 +54,7 @@ class RunFolderTest : public ::testing::Test {
 
 TEST_F(RunFolderTest, WritesAConfigurationThatLoadsToTheSameJob) {
   const JobFile file = Load({"worker.count=2"});
-  const auto folder = RunFolder::Open(file, false, "job.yaml");
+  const auto folder = LockedRunFolder::Open(file, false, "job.yaml");
   ASSERT_TRUE(folder.ok()) << folder.status();
   const auto again = LoadJobFile(folder->config_path(), {});
   ASSERT_TRUE(again.ok()) << again.status();
@@ -68,15 +68,15 @@ void LeaveAStep(const fs::path& run) {
 }
 
 TEST_F(RunFolderTest, AStartThatCameToNothingCanBeRepeated) {
-  ASSERT_TRUE(RunFolder::Open(Load(), false, "job.yaml").ok());
+  ASSERT_TRUE(LockedRunFolder::Open(Load(), false, "job.yaml").ok());
   std::ofstream(folder_ / "run/metrics.jsonl").flush();
   fs::create_directories(folder_ / "run/checkpoints");
-  EXPECT_TRUE(RunFolder::Open(Load(), false, "job.yaml").ok());
+  EXPECT_TRUE(LockedRunFolder::Open(Load(), false, "job.yaml").ok());
   EXPECT_THAT(OpenError(Load(), true), HasSubstr("nothing to resume in"));
 }
 
 TEST_F(RunFolderTest, AnEarlierRunIsRefusedAndNothingIsTouched) {
-  ASSERT_TRUE(RunFolder::Open(Load(), false, "job.yaml").ok());
+  ASSERT_TRUE(LockedRunFolder::Open(Load(), false, "job.yaml").ok());
   LeaveAStep(folder_ / "run");
   const auto written = fs::last_write_time(folder_ / "run/config.yaml");
   EXPECT_THAT(OpenError(Load(), false),
@@ -90,7 +90,7 @@ TEST_F(RunFolderTest, AServersDataFolderOfAnotherRunIsRefused) {
   EXPECT_THAT(OpenError(Load(), false),
               HasSubstr("run/servers holds records of another run"));
   fs::remove(folder_ / "run/servers/server-0");
-  EXPECT_TRUE(RunFolder::Open(Load(), false, "job.yaml").ok());
+  EXPECT_TRUE(LockedRunFolder::Open(Load(), false, "job.yaml").ok());
 }
 
 TEST_F(RunFolderTest, ResumingNothingIsRefusedAndLeavesNothing) {
@@ -99,9 +99,9 @@ TEST_F(RunFolderTest, ResumingNothingIsRefusedAndLeavesNothing) {
 }
 
 TEST_F(RunFolderTest, AResumeMayChangeOperationsAndNotNumerics) {
-  ASSERT_TRUE(RunFolder::Open(Load(), false, "job.yaml").ok());
+  ASSERT_TRUE(LockedRunFolder::Open(Load(), false, "job.yaml").ok());
   LeaveAStep(folder_ / "run");
-  EXPECT_TRUE(RunFolder::Open(Load({"worker.count=3", "server.memory=2MiB"}),
+  EXPECT_TRUE(LockedRunFolder::Open(Load({"worker.count=3", "server.memory=2MiB"}),
                               true, "job.yaml")
                   .ok());
   const std::string error = OpenError(Load({"optimizer.lr=0.5"}), true);
@@ -110,7 +110,7 @@ TEST_F(RunFolderTest, AResumeMayChangeOperationsAndNotNumerics) {
 }
 
 TEST_F(RunFolderTest, TwoLaunchersDoNotShareAFolder) {
-  const auto first = RunFolder::Open(Load(), false, "job.yaml");
+  const auto first = LockedRunFolder::Open(Load(), false, "job.yaml");
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_THAT(OpenError(Load(), false),
               HasSubstr("is in use by another `ballast train`"));

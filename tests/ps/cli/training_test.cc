@@ -87,7 +87,7 @@ class TrainingTest : public ::testing::Test {
         LoadJobFile((folder_ / "job.yaml").string(),
                     {absl::StrCat("run.dir=", (folder_ / "run").string())});
     EXPECT_TRUE(file.ok()) << file.status();
-    const auto run = RunFolder::Open(*file, false, "job.yaml");
+    const auto run = LockedRunFolder::Open(*file, false, "job.yaml");
     EXPECT_TRUE(run.ok()) << run.status();
     TrainingOptions options;
     options.job_path = "job.yaml";
