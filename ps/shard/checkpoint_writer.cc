@@ -34,6 +34,21 @@ void CheckpointWriter::Start(uint64_t timeline, uint64_t step) {
   jobs_.push_back(std::move(job));
 }
 
+bool CheckpointWriter::Repeat(uint64_t timeline, uint64_t step) const {
+  for (const Job& job : jobs_) {
+    if (job.timeline == timeline && job.step == step) {
+      return true;
+    }
+  }
+  for (const StoredCheckpoint& stored : options_.slab->checkpoints()) {
+    if (stored.timeline == timeline && stored.step == step) {
+      options_.saved(PartOf(stored));
+      return true;
+    }
+  }
+  return false;
+}
+
 void CheckpointWriter::Abandon() {
   abandoned_ = true;
   jobs_.clear();

@@ -36,6 +36,9 @@ class CheckpointWriter {
 
   // Every chunk is at version `step`.
   void Start(uint64_t timeline, uint64_t step);
+  // Whether there is one of this version or one being made; a part that stands
+  // is told again.
+  bool Repeat(uint64_t timeline, uint64_t step) const;
   // Begins nothing more and reports nothing more.
   void Abandon();
   // Starts writes and, when all are done, the commit.

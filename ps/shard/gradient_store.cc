@@ -12,6 +12,8 @@ namespace {
 
 // One is written while the next is chosen; more would only hold memory.
 constexpr uint32_t kSpillsMax = 2;
+// Appends of gradients that need not leave: as many as keep the disk busy.
+constexpr uint32_t kLoggingMax = 8;
 
 }  // namespace
 
@@ -28,6 +30,38 @@ StepGradients::StepGradients(GradientPool* pool,
   for (const GradientShape& shape : shapes) {
     chunks_.push_back({SpanBook(micro_batches, shape.uses), {}, false});
   }
+}
+
+bool StepGradients::Restore(const VoteMark& mark) {
+  BALLAST_CHECK(complete_ == 0);
+  std::map<uint32_t, LogPosition> places(mark.gradients.begin(),
+                                         mark.gradients.end());
+  for (const GradientShape& shape : shapes_) {
+    if (!places.contains(shape.chunk)) {
+      return false;
+    }
+  }
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    const SpanKey root = chunks_[i].book.RootKey();
+    auto piece = std::make_shared<Piece>();
+    piece->log = places.at(shapes_[i].chunk);
+    piece->name = {timeline_, step_, shapes_[i].chunk, kAllUses, root.span};
+    chunks_[i].pieces[root] = std::move(piece);
+    chunks_[i].complete = true;
+  }
+  complete_ = logged_ = shapes_.size();
+  return true;
+}
+
+std::vector<std::pair<uint32_t, LogPosition>> StepGradients::Logged() const {
+  BALLAST_CHECK(IsLogged());
+  std::vector<std::pair<uint32_t, LogPosition>> places;
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    places.emplace_back(shapes_[i].chunk,
+                        *chunks_[i].pieces.begin()->second->log);
+  }
+  std::sort(places.begin(), places.end());
+  return places;
 }
 
 absl::Span<float> StepGradients::Floats(size_t position,
@@ -139,10 +173,30 @@ void StepGradients::Completed(size_t position) {
       non_finite_[shape.tensor] += stats.non_finite;
     }
   }
+  if (pool_->keep_all) {
+    unlogged_.push_back(position);
+    LogSome();
+  }
+}
+
+bool StepGradients::LogSome() {
+  bool worked = false;
+  while (!unlogged_.empty() && logging_ < kLoggingMax) {
+    const size_t position = unlogged_.front();
+    const auto& [key, piece] = *chunks_[position].pieces.begin();
+    // Unless it was given to the log before its turn.
+    if (!piece->log && !piece->writing &&
+        !Append(position, key, piece, /*stay=*/true)) {
+      break;
+    }
+    unlogged_.pop_front();
+    worked = true;
+  }
+  return worked;
 }
 
 bool StepGradients::Work() {
-  bool worked = false;
+  bool worked = LogSome();
   // Each addition once; those that cannot go on yet stay.
   for (size_t n = additions_.size(); n > 0; --n) {
     const Addition addition = additions_.front();
@@ -248,14 +302,16 @@ bool StepGradients::SpillOne() {
   // What the update needs last first; before it whatever is complete, because
   // what waits may be added to at any moment.
   for (const bool complete : {true, false}) {
+    if (!complete && logging_ > 0) {
+      return true;  // Memory that can be given back soon.
+    }
     for (size_t position = chunks_.size(); position-- > 0;) {
       if (chunks_[position].complete != complete) {
         continue;
       }
       for (const auto& [key, piece] : chunks_[position].pieces) {
         if (piece->in_memory() && piece->idle() && !piece->kept) {
-          Spill(position, key, piece);
-          return true;
+          return Spill(position, key, piece) || spilling_ > 0;
         }
       }
     }
@@ -263,37 +319,53 @@ bool StepGradients::SpillOne() {
   return spilling_ > 0;
 }
 
-void StepGradients::Spill(size_t position, const SpanKey& key,
+bool StepGradients::Spill(size_t position, const SpanKey& key,
                           const PiecePointer& piece) {
   if (piece->log) {
     piece->ram.reset();
-    return;
+    return true;
+  }
+  return Append(position, key, piece, /*stay=*/false);
+}
+
+bool StepGradients::Append(size_t position, const SpanKey& key,
+                           const PiecePointer& piece, bool stay) {
+  const bool complete = chunks_[position].complete;
+  const uint64_t record_bytes = LogRecordBytes(Bytes(position));
+  waits_for_log_ = pool_->may_append && !pool_->may_append(record_bytes);
+  if (waits_for_log_) {
+    return false;
   }
   piece->name = {timeline_, step_, shapes_[position].chunk,
-                 chunks_[position].complete ? kAllUses : key.use, key.span};
+                 complete ? kAllUses : key.use, key.span};
   piece->writing = true;
-  ++spilling_;
+  uint32_t& going = stay ? logging_ : spilling_;
+  ++going;
   ++pool_->in_flight;
   // The position may be read after `done`, which may run before Append is back.
   auto where = std::make_shared<absl::StatusOr<LogPosition>>(
       absl::InternalError("not appended"));
   *where = pool_->log->Append(
       piece->name, piece->ram.data(), Bytes(position),
-      [pool = pool_, mailbox = pool_->mailbox, piece, where,
+      [pool = pool_, mailbox = pool_->mailbox, piece, where, stay, complete,
        self =
            std::weak_ptr<StepGradients*>(self_)](const absl::Status& status) {
-        mailbox->Post([pool, piece, where, self, status] {
+        mailbox->Post([pool, piece, where, stay, complete, self, status] {
           --pool->in_flight;
           piece->writing = false;
-          if (const auto alive = self.lock()) {
-            --(*alive)->spilling_;
+          const auto alive = self.lock();
+          if (alive) {
+            --(stay ? (*alive)->logging_ : (*alive)->spilling_);
           }
           if (!status.ok() || !where->ok()) {
             pool->fail(status.ok() ? where->status() : status);
             return;
           }
           piece->log = **where;
-          if (!piece->kept) {
+          if (alive && complete) {
+            ++(*alive)->logged_;
+          }
+          if (!stay && !piece->kept) {
             piece->ram.reset();
           }
         });
@@ -301,10 +373,13 @@ void StepGradients::Spill(size_t position, const SpanKey& key,
   if (!where->ok()) {
     // Refused at once: `done` is not called.
     piece->writing = false;
-    --spilling_;
+    --going;
     --pool_->in_flight;
     pool_->fail(where->status());
+    return false;
   }
+  logged_bytes_ += record_bytes;
+  return true;
 }
 
 void StepGradients::ReadBack(const PiecePointer& piece) {

@@ -3,6 +3,9 @@
 // while there is room and in the gradient log otherwise, until the decision
 // lets the update have them (docs/PROTOCOL.md, section 3).
 //
+// Under durability `step` the same log is the redo log: each complete gradient
+// is appended as it completes, and stays in memory too while there is room.
+//
 // Room is made by giving complete gradients to the log first, those that the
 // update needs last before others; gradients arrive in backward order and the
 // update goes forward, so what stays in memory is what is needed first. A span
@@ -21,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -42,8 +46,13 @@ struct GradientPool {
   bool scratch_taken = false;
   GradientLog* log = nullptr;
   std::shared_ptr<Mailbox> mailbox;
+  // RESOURCE_EXHAUSTED: the disk is full and it will be tried again.
   std::function<void(const absl::Status&)> fail;
-  uint64_t in_flight = 0;  // Reads and writes of the log.
+  uint64_t in_flight = 0;  // Reads, writes and syncs of the log.
+  // Whether complete gradients go to the log though there is room.
+  bool keep_all = false;
+  // Whether a record of so many bytes may be appended now; empty: always.
+  std::function<bool(uint64_t bytes)> may_append;
 };
 
 // A chunk as far as its gradient goes.
@@ -61,7 +70,13 @@ class StepGradients {
   StepGradients(GradientPool* pool, const std::vector<GradientShape>& shapes,
                 uint64_t timeline, uint64_t step, uint32_t micro_batches);
 
+  uint64_t timeline() const { return timeline_; }
   uint64_t step() const { return step_; }
+
+  // Takes the gradients of a vote of an earlier life from the log, which holds
+  // them. False: it does not have every chunk, and nothing has changed. Only
+  // of a step that has taken nothing.
+  bool Restore(const VoteMark& mark);
 
   enum class Taken {
     kTaken,
@@ -78,7 +93,15 @@ class StepGradients {
   bool SpillOne();
 
   bool IsComplete() const { return complete_ == shapes_.size(); }
-  // Of a vote, once complete.
+  // Every complete gradient is appended (not synced). Of pools that keep all.
+  bool IsLogged() const { return logged_ == shapes_.size(); }
+  // Where, by chunk in ascending order, once logged.
+  std::vector<std::pair<uint32_t, LogPosition>> Logged() const;
+  uint64_t logged_bytes() const { return logged_bytes_; }
+  // An append waits until the log may take it.
+  bool waits_for_log() const { return waits_for_log_; }
+
+  // Of a vote, once complete; not of a restored step.
   const ExactSum& sum_squares() const { return sum_squares_; }
   const std::map<uint32_t, uint64_t>& non_finite() const { return non_finite_; }
   std::optional<double> Loss(size_t position) const {
@@ -134,7 +157,13 @@ class StepGradients {
   void AddFromLog(size_t position, const SpanBook::Merge& merge,
                   const PiecePointer& in_ram, const PiecePointer& in_log);
   void Completed(size_t position);
-  void Spill(size_t position, const SpanKey& key, const PiecePointer& piece);
+  // Appends complete gradients that are not in the log yet.
+  bool LogSome();
+  // Gives memory back, to the log if need be; false: the log takes nothing now.
+  bool Spill(size_t position, const SpanKey& key, const PiecePointer& piece);
+  // Appends; the memory stays if `stay`.
+  bool Append(size_t position, const SpanKey& key, const PiecePointer& piece,
+              bool stay);
   void ReadBack(const PiecePointer& piece);
 
   GradientPool* const pool_;
@@ -145,6 +174,11 @@ class StepGradients {
   std::deque<Addition> additions_;
   size_t complete_ = 0;
   uint32_t spilling_ = 0;
+  std::deque<size_t> unlogged_;  // Complete; of pools that keep all.
+  size_t logged_ = 0;
+  uint32_t logging_ = 0;  // Appends in flight.
+  uint64_t logged_bytes_ = 0;
+  bool waits_for_log_ = false;
   ExactSum sum_squares_;
   std::map<uint32_t, uint64_t> non_finite_;  // By tensor.
   // For callbacks: expired when the step is over.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/crash_point.h"
 #include "common/initial_value.h"
 #include "common/status_macros.h"
 #include "kernels/update.h"
@@ -33,7 +34,8 @@ void CastServed(const ChunkState& chunk, const Image& image) {
 
 absl::Status LoadPass::OpenManifest(OptimizerKind optimizer,
                                     const ModelLayout& layout) {
-  BALLAST_ASSIGN_OR_RETURN(manifest_, ReadManifest(options_.manifest));
+  BALLAST_ASSIGN_OR_RETURN(manifest_,
+                           ReadManifest(options_.manifest, options_.disk));
   if (manifest_->step != options_.step) {
     return absl::InvalidArgumentError(
         absl::StrCat(options_.manifest, " is of step ", manifest_->step,
@@ -66,7 +68,8 @@ absl::Status LoadPass::OpenManifest(OptimizerKind optimizer,
       own_[{record.tensor, record.begin}] = &record;
     }
   }
-  BALLAST_ASSIGN_OR_RETURN(reader_, CheckpointReader::Open(*manifest_));
+  BALLAST_ASSIGN_OR_RETURN(reader_,
+                           CheckpointReader::Open(*manifest_, options_.disk));
   return absl::OkStatus();
 }
 
@@ -75,7 +78,8 @@ bool LoadPass::Adopt(ChunkState* chunk) {
   const auto found = own_.find({tensor, chunk->chunk.begin});
   if (found == own_.end() || found->second->end != chunk->chunk.end ||
       found->second->extent.bytes != chunk->layout.total_bytes ||
-      manifest_->layout.tensors[tensor].served != chunk->tensor->served) {
+      manifest_->layout.tensors[tensor].served != chunk->tensor->served ||
+      (options_.exact && found->second->version != options_.step)) {
     return false;
   }
   chunk->data_version = found->second->version;
@@ -154,8 +158,7 @@ absl::Status LoadPass::Work(bool* worked) {
 }
 
 bool LoadPass::IsDone() const {
-  return next_ == options_.chunks->chunks().size() &&
-         options_.chunks->in_flight() == 0;
+  return next_ == options_.places.size() && options_.chunks->in_flight() == 0;
 }
 
 }  // namespace ballast

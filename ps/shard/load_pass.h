@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "common/hash.h"
@@ -33,10 +34,15 @@ class LoadPass {
     std::string manifest;   // Path; empty: initial values.
     std::string data_dir;   // Ours, absolute.
     Hash128 run;
-    SlabStore* slab = nullptr;     // Not owned, as below.
+    Disk* disk = nullptr;  // Not owned, as below.
+    SlabStore* slab = nullptr;
     ChunkStore* chunks = nullptr;  // Of no version yet.
+    // Whether records must say `step`, as the bases of a redo log do: older
+    // ones (of a checkpoint of skipped steps) are copied then.
+    bool exact = false;
+    std::vector<size_t> places;  // Of the chunks to load, in the store.
   };
-  explicit LoadPass(const Options& options) : options_(options) {}
+  explicit LoadPass(Options options) : options_(std::move(options)) {}
 
   // Opens what it reads from.
   // Errors: DATA_LOSS           the checkpoint is damaged, naming where.
@@ -51,7 +57,7 @@ class LoadPass {
   absl::Status Work(bool* worked);
   // Every chunk is there, on disk or in memory.
   bool IsDone() const;
-  uint64_t loaded() const { return next_; }
+  uint64_t loaded() const { return next_; }  // Chunks.
 
  private:
   absl::Status OpenManifest(OptimizerKind optimizer, const ModelLayout& layout);
@@ -62,7 +68,7 @@ class LoadPass {
   absl::Status Fill(const ChunkState& chunk, const Image& image);
 
   const Options options_;
-  size_t next_ = 0;
+  size_t next_ = 0;  // Of the places.
   std::optional<CheckpointManifest> manifest_;
   std::unique_ptr<CheckpointReader> reader_;
   std::map<std::string, uint32_t> tensors_;  // Of the manifest, by name.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/bytes.h"
 #include "common/check.h"
+#include "common/crash_point.h"
 #include "common/log.h"
 #include "common/memory_setup.h"
 #include "common/status_macros.h"
@@ -37,6 +38,8 @@ ShardEngine::~ShardEngine() {
   update_.reset();
   collecting_.reset();
   load_.reset();
+  redo_.reset();
+  bases_.reset();
   checkpoints_.reset();
   chunks_.reset();
   log_.reset();
@@ -89,14 +92,6 @@ void ShardEngine::Report(v1::ReportRequest request) {
   session_->Post(std::move(request));
 }
 
-absl::Status ShardEngine::Open() { return absl::OkStatus(); }
-
-void ShardEngine::FillJoin(v1::JoinRequest* join) const {
-  if (run_) {
-    join->set_run_id(HashHex(*run_));
-  }
-}
-
 absl::Status ShardEngine::Start(ShardSession* session) {
   session_ = session;
   const v1::JoinReply& admission = session_->admission();
@@ -110,21 +105,16 @@ absl::Status ShardEngine::Start(ShardSession* session) {
   view_.timeline = admission.timeline();
   view_.micro_batches = options_.job.batch.micro_batches;
   view_.workers_planned = std::max<uint32_t>(1, options_.job.worker.count);
-  BALLAST_RETURN_IF_ERROR(OpenStore(*run));
+  if (slab_ == nullptr) {
+    BALLAST_RETURN_IF_ERROR(OpenStore(*run));
+  } else if (*run_ != *run) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        options_.data_dir, " belongs to run ", HashHex(*run_),
+        ", the coordinator's is ", HashHex(*run), "; name another folder"));
+  }
   base_bytes_ = ResidentBytes();
   LogEvent(Severity::kInfo, "memory_base",
            {{"bytes", FormatBytes(base_bytes_)}});
-  return absl::OkStatus();
-}
-
-absl::Status ShardEngine::OpenStore(const Hash128& run) {
-  run_ = run;
-  SlabStore::Options store;
-  store.dir = options_.data_dir;
-  store.run = run;
-  store.owner = absl::StrCat(options_.name, " of run ", options_.job.run.name);
-  store.index_memory_bytes = IndexBytes(options_.job.server.memory);
-  BALLAST_ASSIGN_OR_RETURN(slab_, SlabStore::Open(store));
   return absl::OkStatus();
 }
 
@@ -172,6 +162,9 @@ bool ShardEngine::Turn() {
 // Does whatever can be done, with fetches answered after every chunk that an
 // update has made.
 bool ShardEngine::Train() {
+  if (bases_) {
+    MakeBases();
+  }
   StartUpdate();
   StartCollecting();
   bool busy = update_->Work();
@@ -226,6 +219,7 @@ void ShardEngine::Obey() {
   }
   digests_wanted_ = directive.state_hash_wanted();
   MaybeVote(/*again=*/true);
+  MeetOwed();
   checkpoints_->Prune({directive.keep_checkpoints().begin(),
                        directive.keep_checkpoints().end()});
 }
@@ -236,34 +230,59 @@ void ShardEngine::StartCollecting() {
   if (collecting_ || wanted <= view_.decided_step) {
     return;
   }
-  collecting_ = std::make_unique<StepGradients>(&pool_, shapes_, view_.timeline,
-                                                wanted, view_.micro_batches);
+  ++vote_round_;
+  gathered_at_.reset();
+  vote_phase_ = VotePhase::kReady;
+  collecting_ = RestoreStep(wanted, &vote_);
+  if (!collecting_) {
+    vote_phase_ = VotePhase::kGathering;
+    collecting_ = std::make_unique<StepGradients>(
+        &pool_, shapes_, view_.timeline, wanted, view_.micro_batches);
+  }
   view_.collecting_step = wanted;
-  voted_ = false;
 }
 
-void ShardEngine::MaybeVote(bool again) {
-  if (!collecting_ || !collecting_->IsComplete() || (voted_ && !again) ||
-      directive_->collecting_step() != collecting_->step()) {
-    return;
-  }
-  voted_ = true;
-  v1::ReportRequest request;
-  v1::Vote* vote = request.mutable_vote();
-  vote->set_step(collecting_->step());
-  vote->set_sum_squares(collecting_->sum_squares().Encode());
+v1::Vote ShardEngine::MakeVote() const {
+  v1::Vote vote;
+  vote.set_step(collecting_->step());
+  vote.set_sum_squares(collecting_->sum_squares().Encode());
   for (const auto& [tensor, count] : collecting_->non_finite()) {
-    v1::NonFinite* entry = vote->add_non_finite();
+    v1::NonFinite* entry = vote.add_non_finite();
     entry->set_tensor(tensor);
     entry->set_count(count);
   }
   if (loss_position_) {
     if (const auto loss = collecting_->Loss(*loss_position_)) {
-      vote->set_has_loss(true);
-      vote->set_loss_sum(*loss);
+      vote.set_has_loss(true);
+      vote.set_loss_sum(*loss);
     }
   }
-  Report(std::move(request));
+  return vote;
+}
+
+void ShardEngine::MaybeVote(bool again) {
+  if (!collecting_ || !collecting_->IsComplete() ||
+      directive_->collecting_step() != collecting_->step()) {
+    return;
+  }
+  if (vote_phase_ == VotePhase::kGathering) {
+    if (!gathered_at_) {
+      gathered_at_ = now_;
+      vote_ = MakeVote();
+    }
+    if (durable()) {
+      SyncVote();
+    } else {
+      vote_phase_ = VotePhase::kReady;
+    }
+  }
+  if (vote_phase_ == VotePhase::kReady ||
+      (vote_phase_ == VotePhase::kTold && again)) {
+    vote_phase_ = VotePhase::kTold;
+    v1::ReportRequest request;
+    *request.mutable_vote() = vote_;
+    Report(std::move(request));
+  }
 }
 
 void ShardEngine::StartUpdate() {
@@ -278,6 +297,9 @@ void ShardEngine::StartUpdate() {
   }
   const v1::Decision decision = next->second;
   decisions_.erase(next);
+  if (!collecting_) {  // Voted for by an earlier life.
+    collecting_ = RestoreStep(decision.step(), &vote_);
+  }
   const bool has_gradients = collecting_ &&
                              collecting_->step() == decision.step() &&
                              collecting_->IsComplete();
@@ -303,8 +325,8 @@ void ShardEngine::FinishUpdate() {
   const v1::Decision decision = update_->decision();
   update_seconds_ = update_->Finish(now_);
   version_ = decision.step();
-  // What is on its way to or from a segment keeps it from being recycled.
-  log_->DropThrough(version_);
+  BALLAST_CRASH_POINT("server.update.done");
+  DropLog();
   Confirm(version_);
   if (decision.checkpoint()) {
     checkpoints_->Start(view_.timeline, version_);
@@ -313,9 +335,23 @@ void ShardEngine::FinishUpdate() {
 
 void ShardEngine::Confirm(uint64_t step) {
   v1::ReportRequest request;
-  request.mutable_confirm()->set_step(step);
-  request.mutable_confirm()->set_update_seconds(update_seconds_);
+  v1::Confirm* confirm = request.mutable_confirm();
+  confirm->set_step(step);
+  confirm->set_update_seconds(update_seconds_);
+  confirm->set_base_step(durable() ? LowestBase() : version_);
+  confirm->set_log_bytes(vote_log_bytes_);
+  confirm->set_log_seconds(vote_log_seconds_);
   Report(std::move(request));
+}
+
+void ShardEngine::MeetOwed() {
+  for (const v1::CheckpointId& owed : directive_->owed_checkpoints()) {
+    if (!checkpoints_->Repeat(owed.timeline(), owed.step()) &&
+        !update_->active() && owed.step() == version_ &&
+        owed.timeline() == view_.timeline) {
+      checkpoints_->Start(view_.timeline, version_);
+    }
+  }
 }
 
 bool ShardEngine::FillDigests(ChunkState* chunk) {
@@ -401,7 +437,7 @@ void ShardEngine::PublishStats() {
   stats.set_step(version_);
   stats.set_phase(Phase());
   if (load_) {
-    stats.set_loaded_chunks(load_->loaded());
+    stats.set_loaded_chunks(load_->loaded() + (redo_ ? redo_->loaded() : 0));
   }
   if (chunks_) {  // While they are loaded, too.
     const ResidencyPlan& plan = view_.plan;
@@ -421,6 +457,8 @@ void ShardEngine::PublishStats() {
     stats.set_pushed_bytes(push_.taken_bytes());
     const SlabIoStats slab = slab_->stats();
     const GradientLogStats log = log_->stats();
+    stats.set_log_bytes(log_->bytes());
+    stats.set_log_limit_bytes(log_limit_);
     stats.set_spilled_bytes_written(slab.bytes_written + log.bytes_written);
     stats.set_spilled_bytes_read(slab.bytes_read + log.bytes_read);
     uint64_t resident = 0;
@@ -432,7 +470,11 @@ void ShardEngine::PublishStats() {
     }
     stats.set_chunks_resident(resident);
     stats.set_chunks_streamed(streamed);
-    if (collecting_ && !collecting_->IsComplete()) {
+    if (collecting_ && collecting_->waits_for_log()) {
+      stats.set_waits_for(absl::StrCat(
+          "room in the gradient log (", FormatBytes(log_->bytes()), " of ",
+          FormatBytes(log_limit_), "), step ", collecting_->step()));
+    } else if (collecting_ && !collecting_->IsComplete()) {
       const size_t position = *collecting_->FirstIncomplete();
       stats.set_waits_for(absl::StrCat("gradient of ",
                                        chunks_->chunks()[position].tensor->name,

@@ -10,6 +10,11 @@
 // Everything is safe to be told twice: a directive repeats what is not yet
 // confirmed, a report what was asked for again.
 //
+// Under durability `step` a vote waits until the log has synced what redoes the
+// step, and a life begins with what the one before it left: the bases of its
+// chunks, brought forward by the decisions that the coordinator sends and the
+// gradients in the log (docs/PROTOCOL.md, section 5).
+//
 // It has no thread, clock or socket of its own: whoever calls Step() is its
 // thread. A server calls it in a loop (ps/shard/shard_server.cc), the simulator
 // whenever something may have changed.
@@ -31,6 +36,7 @@
 #include "common/job.h"
 #include "common/mutex.h"
 #include "proto/ballast.pb.h"
+#include "ps/shard/base_pass.h"
 #include "ps/shard/blocking.h"
 #include "ps/shard/checkpoint_writer.h"
 #include "ps/shard/chunk_store.h"
@@ -39,9 +45,12 @@
 #include "ps/shard/load_pass.h"
 #include "ps/shard/mailbox.h"
 #include "ps/shard/push_server.h"
+#include "ps/shard/redo_book.h"
+#include "ps/shard/redo_pass.h"
 #include "ps/shard/shard_session.h"
 #include "ps/shard/shard_view.h"
 #include "ps/shard/update_pass.h"
+#include "storage/disk.h"
 #include "storage/gradient_log.h"
 #include "storage/slab_store.h"
 
@@ -55,6 +64,7 @@ class ShardEngine {
     Job job;
     std::string name;      // "server-0", as in the placement.
     std::string data_dir;  // Absolute.
+    Disk* disk = nullptr;  // Not owned; PosixDisk() in a server.
     // Monotonic time.
     std::function<absl::Time()> clock;
     // Runs what blocks: commits and syncs of the index. The engine may run it
@@ -101,10 +111,27 @@ class ShardEngine {
     kNone,
     kSettling,   // Waits until nothing of the old timeline is in flight.
     kPlacement,  // Waits for the coordinator's answer.
-    kChunks,
+    kChunks,     // From initial values or a manifest.
+    kRedo,       // From bases and the log.
+    kBases,      // Waits until what is new here is durable.
+  };
+  enum class VotePhase {
+    kGathering,
+    kSyncing,  // Its mark and its gradients.
+    kReady,    // May be told.
+    kTold,
   };
 
+  bool durable() const {
+    return options_.job.server.durability != Durability::kCheckpoint;
+  }
   absl::Status OpenStore(const Hash128& run);
+  absl::Status OpenLog(uint64_t buffer_bytes);
+  absl::Status PlanLog();
+  bool MayAppend(uint64_t bytes) const;
+  void MakeBases();
+  void DropLog();
+  uint64_t LowestBase() const;
   bool Turn();
   bool Train();
   void Obey();
@@ -114,6 +141,8 @@ class ShardEngine {
   bool IsSettled() const;
   absl::Status Load(bool* worked);
   absl::Status BeginLoad();
+  absl::Status DivideChunks(LoadPass::Options* load, std::vector<size_t>* own);
+  void ShowLoad();
   void FinishLoad();
   void ReportLoaded();
   void AskPlacement();
@@ -121,9 +150,16 @@ class ShardEngine {
   absl::Status MakePlan(const std::vector<uint32_t>& owned);
   void MakeParts();
   void StartCollecting();
+  // The gradients and the vote of an earlier life, if it had voted.
+  std::unique_ptr<StepGradients> RestoreStep(uint64_t step, v1::Vote* vote);
   void StartUpdate();
   void FinishUpdate();
+  v1::Vote MakeVote() const;
   void MaybeVote(bool again);
+  void SyncVote();
+  void OnVoteSynced(uint64_t round, const VoteMark& mark,
+                    const absl::Status& status);
+  void MeetOwed();
   void MaybeDigest();
   bool FillDigests(ChunkState* chunk);
   void Confirm(uint64_t step);
@@ -154,7 +190,9 @@ class ShardEngine {
   uint64_t placement_asked_ = 0;  // Answers to earlier questions are ignored.
   std::optional<absl::StatusOr<v1::Placement>> placement_answer_;
   std::unique_ptr<LoadPass> load_;
+  std::unique_ptr<RedoPass> redo_;
   absl::Time load_began_;
+  absl::Time load_shown_;
 
   ShardView view_;
   // Of the memory of an abandoned timeline, which replies may still hold.
@@ -170,11 +208,19 @@ class ShardEngine {
 
   uint64_t version_ = 0;  // Every chunk is at it, outside of an update.
   std::unique_ptr<StepGradients> collecting_;
-  bool voted_ = false;
+  VotePhase vote_phase_ = VotePhase::kGathering;
+  v1::Vote vote_;            // Of collecting_, from kSyncing on.
+  uint64_t vote_round_ = 0;  // Grows with every change of collecting_.
+  std::optional<absl::Time> gathered_at_;  // The last gradient of collecting_.
+  uint64_t vote_log_bytes_ = 0;            // What the last vote cost.
+  double vote_log_seconds_ = 0;
   std::map<uint64_t, v1::Decision> decisions_;  // Not yet applied.
   std::unique_ptr<UpdatePass> update_;
   double update_seconds_ = 0;
   std::unique_ptr<CheckpointWriter> checkpoints_;
+  RedoBook book_;  // Under durability `step`, as the next.
+  std::unique_ptr<BasePass> bases_;
+  uint64_t log_limit_ = 0;
   bool digests_wanted_ = false;
 
   uint64_t base_bytes_ = 0;

@@ -13,6 +13,7 @@
 namespace ballast {
 namespace {
 
+constexpr absl::Duration kLoadShownEvery = absl::Seconds(2);
 constexpr absl::Duration kOldMemoryMax = absl::Seconds(5);
 
 absl::string_view NameOf(OptimizerKind kind) {
@@ -97,7 +98,8 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
       MakeArena("window", plan.window_bytes, kPageBytes, &memory->window));
   BALLAST_RETURN_IF_ERROR(MakeArena("gradients",
                                     plan.gradient_bytes + plan.scratch_bytes,
-                                    64, &memory->gradients));
+                                    // Goes to the log without a copy then.
+                                    kPageBytes, &memory->gradients));
   if (plan.scratch_bytes > 0) {
     BALLAST_ASSIGN_OR_RETURN(
         memory->scratch,
@@ -105,22 +107,22 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
   }
   view_.memory = memory;
 
-  GradientLog::Options log;
-  log.dir = options_.data_dir;
-  log.run = *run_;
-  log.timeline = view_.timeline;
-  log.buffer_bytes = plan.log_buffer_bytes;
-  BALLAST_ASSIGN_OR_RETURN(log_, GradientLog::Open(log));
+  if (!durable()) {
+    BALLAST_RETURN_IF_ERROR(OpenLog(plan.log_buffer_bytes));
+  }
   const auto fail = [this](const absl::Status& status) {
     FailUnlessFull(status);
   };
-  pool_ = {memory->gradients.get(),
-           memory->scratch.data(),
-           false,
-           log_.get(),
-           mailbox_,
-           fail,
-           0};
+  pool_ = GradientPool();
+  pool_.arena = memory->gradients.get();
+  pool_.scratch = memory->scratch.data();
+  pool_.log = log_.get();
+  pool_.mailbox = mailbox_;
+  pool_.fail = fail;
+  if (durable()) {
+    pool_.keep_all = true;
+    pool_.may_append = [this](uint64_t bytes) { return MayAppend(bytes); };
+  }
 
   ChunkStore::Options store;
   store.run = *run_;
@@ -145,7 +147,7 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
                        chunk.layout.block_elems});
   }
   push_.set_positions(std::move(positions));
-  return absl::OkStatus();
+  return durable() ? PlanLog() : absl::OkStatus();
 }
 
 void ShardEngine::ObeyLoad() {
@@ -174,15 +176,17 @@ void ShardEngine::Forget() {
   view_.loaded = false;
   loaded_.reset();
   load_.reset();
+  redo_.reset();
   fetch_.Reset(absl::AbortedError("this server loads another version"));
   push_.Reset(absl::AbortedError("this server loads another version"));
   collecting_.reset();
   update_.reset();
   decisions_.clear();
   digests_wanted_ = false;
-  voted_ = false;
+  ++vote_round_;
   if (checkpoints_) {
     checkpoints_->Abandon();
+    bases_ ? bases_->Abandon() : void();
   }
   load_began_ = now_;
 }
@@ -201,7 +205,11 @@ absl::Status ShardEngine::Load(bool* worked) {
         return absl::OkStatus();
       }
       checkpoints_.reset();
+      bases_.reset();
       chunks_.reset();
+      if (durable()) {
+        book_.SetBases(slab_->bases());  // Of a commit that nobody awaited.
+      }
       old_memory_ = view_.memory;
       view_.memory.reset();
       AskPlacement();
@@ -218,14 +226,47 @@ absl::Status ShardEngine::Load(bool* worked) {
       *worked = true;
       return BeginLoad();
     case LoadPhase::kChunks:
+      ShowLoad();
       BALLAST_RETURN_IF_ERROR(load_->Work(worked));
       if (load_->IsDone()) {
+        load_phase_ = LoadPhase::kRedo;
+        *worked = true;
+      }
+      return absl::OkStatus();
+    case LoadPhase::kRedo:
+      ShowLoad();
+      BALLAST_RETURN_IF_ERROR(redo_->Work(worked));
+      if (redo_->IsDone()) {
+        load_phase_ = LoadPhase::kBases;
+        if (durable() && load_->loaded() > 0) {
+          bases_->Start();  // What did not come from our own disk.
+        }
+        *worked = true;
+      }
+      return absl::OkStatus();
+    case LoadPhase::kBases:
+      if (durable()) {
+        bases_->Work();
+      }
+      if (!durable() || !bases_->active()) {
         FinishLoad();
         *worked = true;
       }
       return absl::OkStatus();
   }
   return absl::OkStatus();
+}
+
+void ShardEngine::ShowLoad() {
+  if (now_ - load_shown_ < kLoadShownEvery) {
+    return;
+  }
+  load_shown_ = now_;
+  LogEvent(Severity::kInfo, "loading",
+           {{"version", load_directive_.load_step()},
+            {"chunks", load_->loaded() + redo_->loaded()},
+            {"of", chunks_->chunks().size()},
+            {"gradients_to_redo", redo_->gradients()}});
 }
 
 void ShardEngine::AskPlacement() {
@@ -251,7 +292,9 @@ absl::Status ShardEngine::BeginLoad() {
   }
   view_.timeline = load_directive_.timeline();
   view_.placement_version = placement.placement_version();
-  log_.reset();
+  if (!durable()) {
+    log_.reset();
+  }
   BALLAST_RETURN_IF_ERROR(TakeMemory(placement));
   MakeParts();
   LoadPass::Options load;
@@ -261,11 +304,49 @@ absl::Status ShardEngine::BeginLoad() {
   load.manifest = load_directive_.load_manifest();
   load.data_dir = options_.data_dir;
   load.run = *run_;
+  load.disk = options_.disk;
   load.slab = slab_.get();
   load.chunks = chunks_.get();
-  load_ = std::make_unique<LoadPass>(load);
+  load.exact = durable();
+  RedoPass::Options redo;
+  redo.step = load.step;
+  for (const v1::Decision& decision : load_directive_.decisions()) {
+    if (decision.step() <= load.step) {
+      redo.decisions.push_back(decision);  // Later ones come again.
+    }
+  }
+  redo.optimizer = options_.job.optimizer;
+  redo.micro_batches = view_.micro_batches;
+  redo.chunks = chunks_.get();
+  redo.pool = &pool_;
+  redo.book = &book_;
+  std::vector<size_t> own;
+  BALLAST_RETURN_IF_ERROR(DivideChunks(&load, &own));
+  load_ = std::make_unique<LoadPass>(std::move(load));
+  redo_ = std::make_unique<RedoPass>(std::move(redo));
   load_phase_ = LoadPhase::kChunks;
+  load_shown_ = now_;
+  BALLAST_RETURN_IF_ERROR(redo_->Start(std::move(own)));
   return load_->Start(options_.job.optimizer.kind, view_.table->layout());
+}
+
+// Which chunks come from our own records and which are made.
+absl::Status ShardEngine::DivideChunks(LoadPass::Options* load,
+                                       std::vector<size_t>* own) {
+  const std::vector<ChunkState>& chunks = chunks_->chunks();
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const bool has_base = durable() && load_directive_.load_own() &&
+                          book_.Base(chunks[i].chunk.id) != nullptr;
+    (has_base ? *own : load->places).push_back(i);
+    if (!has_base && load_directive_.load_own() && load->manifest.empty() &&
+        load->step > 0) {
+      return absl::DataLossError(
+          absl::StrCat(options_.data_dir, " has no record of chunk ",
+                       chunks[i].chunk.id, " (", chunks[i].tensor->name,
+                       "); want one that leads to version ", load->step));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // What works on the chunks.
@@ -285,6 +366,16 @@ void ShardEngine::MakeParts() {
     Report(std::move(request));
   };
   checkpoints_ = std::make_unique<CheckpointWriter>(writer);
+  if (durable()) {
+    BasePass::Options bases;
+    bases.slab = slab_.get();
+    bases.chunks = chunks_.get();
+    bases.tasks = &blocking_;
+    bases.book = &book_;
+    bases.fail = fail;
+    bases.advanced = [this] { DropLog(); };
+    bases_ = std::make_unique<BasePass>(bases);
+  }
   UpdatePass::Options update;
   update.chunks = chunks_.get();
   update.optimizer = options_.job.optimizer;
@@ -294,7 +385,9 @@ void ShardEngine::MakeParts() {
 }
 
 void ShardEngine::FinishLoad() {
+  const uint64_t redone = redo_->gradients();
   load_.reset();
+  redo_.reset();
   load_phase_ = LoadPhase::kNone;
   version_ = view_.decided_step = load_directive_.load_step();
   view_.collecting_step = 0;
@@ -304,10 +397,12 @@ void ShardEngine::FinishLoad() {
   LogEvent(Severity::kInfo, "chunks_loaded",
            {{"chunks", chunks_->chunks().size()},
             {"version", version_},
+            {"gradients_redone", redone},
             {"seconds", absl::ToDoubleSeconds(now_ - load_began_)},
             {"memory", FormatBytes(view_.plan.used_bytes)},
             {"smallest", FormatBytes(view_.plan.smallest_budget_bytes)}});
   ReportLoaded();
+  directive_is_new_ = directive_->task() != v1::SERVER_LOAD;
 }
 
 }  // namespace ballast

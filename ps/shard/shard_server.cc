@@ -110,9 +110,9 @@ absl::Status RunShardServer(const ShardServerOptions& options) {
   }
   auto mailbox = std::make_shared<Mailbox>();
   BlockingThread commits;
-  ShardEngine engine(
-      {options.job, options.name, data_dir, MonotonicNow, commits.executor()},
-      mailbox);
+  ShardEngine engine({options.job, options.name, data_dir, PosixDisk(),
+                      MonotonicNow, commits.executor()},
+                     mailbox);
   BALLAST_RETURN_IF_ERROR(engine.Open());
   // Services and sessions post to the engine; they go before it does.
   const std::unique_ptr<grpc::Service> service =
