@@ -26,8 +26,30 @@ namespace ballast::testing {
 
 inline constexpr uint64_t kSectorBytes = 512;
 
-class SimNode;   // A file or folder, by whatever name.
-class SimStore;  // The contents of a state store.
+struct SimMachine;  // Everything that the parts of a disk share.
+struct SimNode;     // A file or folder, by whatever name.
+
+// A file of the simulated disk. One that Create made also takes bytes at its
+// end, through the page cache.
+class SimFile final : public DiskFile {
+ public:
+  SimFile(SimMachine* machine, std::shared_ptr<SimNode> node, std::string path,
+          bool direct);
+  ~SimFile() override;
+  bool direct() const override { return direct_; }
+  absl::StatusOr<uint64_t> Bytes() const override;
+  absl::Status Preallocate(uint64_t from, uint64_t to) override;
+  absl::Status Read(uint64_t offset, absl::Span<std::byte> out) const override;
+  absl::Status Sync() override;
+  absl::Status Append(absl::string_view bytes);
+
+ private:
+  friend class SimQueue;
+  SimMachine* const machine_;
+  const std::shared_ptr<SimNode> node_;
+  const bool direct_;
+  const uint64_t life_;
+};
 
 // Thread-safe (RocksDB has threads of its own), and deterministic when one
 // thread uses it. Outlives everything that was opened.
@@ -59,6 +81,9 @@ class SimDisk final : public Disk {
   // In memory too: batches reach the disk in their order.
   absl::StatusOr<std::unique_ptr<StateStore>> OpenStateStore(
       const std::string& dir, const EmbeddedStoreOptions& options) override;
+
+  // A new, empty file, or an empty one in the place of another.
+  absl::StatusOr<std::unique_ptr<SimFile>> Create(const std::string& path);
 
   // -- Asynchronous requests.
   uint64_t pending() const;
@@ -113,12 +138,7 @@ class SimDisk final : public Disk {
   void OnSync(std::function<void(const Sync&)> hears);
 
  private:
-  friend class SimFile;
-  friend class SimQueue;
-  friend class SimStateStore;
-  friend class SimLock;
-  struct State;
-  const std::unique_ptr<State> state_;
+  const std::unique_ptr<SimMachine> machine_;
 };
 
 }  // namespace ballast::testing
