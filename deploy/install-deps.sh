@@ -18,6 +18,8 @@ packages=(
   libyaml-cpp-dev libcli11-dev nlohmann-json3-dev
   # Tests and benchmarks.
   libgtest-dev libgmock-dev libbenchmark-dev python3
+  # Shared state of several coordinators (tests start their own).
+  etcd-server
 )
 
 missing=()

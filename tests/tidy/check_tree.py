@@ -33,7 +33,14 @@ LIBRARIES = (
     (
         "gRPC",
         re.compile(r"^(grpc|grpcpp|grpc\+\+)/|\.grpc\.pb\.h$"),
-        ("rpc/", "ps/coordinator/", "ps/shard/", "ps/cli/", "worker/"),
+        (
+            "rpc/",
+            "ps/coordinator/",
+            "ps/shard/",
+            "ps/cli/",
+            "worker/",
+            "storage/etcd_",
+        ),
     ),
     ("RocksDB", re.compile(r"^rocksdb/"), ("storage/",)),
     ("oneDNN", re.compile(r"^(oneapi/)?dnnl"), ("kernels/",)),
