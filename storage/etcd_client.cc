@@ -3,9 +3,11 @@
 
 #include <grpcpp/create_channel.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 
 namespace ballast {
@@ -15,9 +17,10 @@ namespace {
 constexpr int kKeepaliveMs = 10000;
 // A restarted etcd is found again within this.
 constexpr int kReconnectMs = 100;
-// An etcd that is starting takes connections long before it speaks, and forgets
-// those: an attempt may take this long, then it is begun anew.
-constexpr int kConnectMs = 1500;
+// What one attempt to connect may take (gRPC calls it the shortest back-off).
+constexpr int kConnectMs = 5000;
+// How long a call waits for a connection before it tries the next server.
+constexpr absl::Duration kConnectWait = absl::Milliseconds(500);
 // Ranges are read in pages, but a page of large values passes gRPC's 4 MB.
 constexpr int kMessageBytesMax = 0x7fffffff;
 
@@ -40,10 +43,12 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
 EtcdClient::EtcdClient(const std::vector<std::string>& endpoints,
                        absl::Duration call_timeout)
     : call_timeout_(call_timeout) {
+  names_ = absl::StrJoin(endpoints, ", ");
   for (const std::string& address : endpoints) {
     const std::shared_ptr<grpc::Channel> channel = Connect(address);
     auto server = std::make_unique<Server>();
     server->address = address;
+    server->channel = channel;
     server->kv = etcdserverpb::KV::NewStub(channel);
     server->watch = etcdserverpb::Watch::NewStub(channel);
     server->lease = etcdserverpb::Lease::NewStub(channel);
@@ -56,6 +61,23 @@ void EtcdClient::GoOn(const Server& server) {
   if (servers_[turn % servers_.size()].get() == &server) {
     turn_.compare_exchange_strong(turn, turn + 1, std::memory_order_relaxed);
   }
+}
+
+// A call on a channel that is not connected fails at once, and while no call
+// waits nobody drives the connection, so it has to be waited for.
+absl::StatusOr<const EtcdClient::Server*> EtcdClient::Connected() {
+  const absl::Duration wait = std::min(kConnectWait, call_timeout_);
+  for (size_t i = 0; i < servers_.size(); ++i) {
+    const Server& server = current();
+    if (server.channel->GetState(/*try_to_connect=*/true) ==
+            GRPC_CHANNEL_READY ||
+        server.channel->WaitForConnected(
+            absl::ToChronoTime(absl::Now() + wait))) {
+      return &server;
+    }
+    GoOn(server);
+  }
+  return absl::UnavailableError(absl::StrCat("no etcd answers at ", names_));
 }
 
 void EtcdClient::SetDeadline(grpc::ClientContext* context) const {

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/etcd.grpc.pb.h"
 
@@ -23,6 +25,7 @@ class EtcdClient {
  public:
   struct Server {
     std::string address;
+    std::shared_ptr<grpc::Channel> channel;  // As gRPC hands it out.
     std::unique_ptr<etcdserverpb::KV::Stub> kv;
     std::unique_ptr<etcdserverpb::Watch::Stub> watch;
     std::unique_ptr<etcdserverpb::Lease::Stub> lease;
@@ -33,22 +36,25 @@ class EtcdClient {
 
   absl::Duration call_timeout() const { return call_timeout_; }
 
-  // The server that calls go to now.
-  const Server& current() const {
-    return *servers_[turn_.load(std::memory_order_relaxed) % servers_.size()];
-  }
+  // The server that calls go to now, connected.
+  // Errors: UNAVAILABLE  none can be reached; nothing was sent.
+  absl::StatusOr<const Server*> Connected();
   // `server` did not answer: later calls go to the next one.
   void GoOn(const Server& server);
 
-  // Calls once, at the current server, with `method(stub, context)`.
-  // Errors: UNAVAILABLE  no answer in time: the outcome is unknown. Others as
+  // Calls once, at a server that can be reached, with `method(server,
+  // context)`. Errors: UNAVAILABLE  no answer in time: the outcome is unknown.
+  // Others as
   //         etcd says; the message names the server.
   template <typename Method>
   absl::Status Call(Method method) {
-    const Server& server = current();
+    const absl::StatusOr<const Server*> server = Connected();
+    if (!server.ok()) {
+      return server.status();
+    }
     grpc::ClientContext context;
     SetDeadline(&context);
-    return Judge(server, method(server, &context));
+    return Judge(**server, method(**server, &context));
   }
   // As Call, at every server in turn until one answers: for what may be
   // repeated.
@@ -65,11 +71,15 @@ class EtcdClient {
   }
 
  private:
+  const Server& current() const {
+    return *servers_[turn_.load(std::memory_order_relaxed) % servers_.size()];
+  }
   void SetDeadline(grpc::ClientContext* context) const;
   // What a call's end means; a server that is silent loses its turn.
   absl::Status Judge(const Server& server, const grpc::Status& status);
 
   const absl::Duration call_timeout_;
+  std::string names_;
   std::vector<std::unique_ptr<Server>> servers_;
   // Only a hint where to call; nothing else hangs on it.
   std::atomic<size_t> turn_ = 0;

@@ -116,12 +116,13 @@ class EtcdWatch final : public StoreWatch {
 
   // Tells changes until the stream breaks; says why it did.
   absl::Status Stream() {
-    const EtcdClient::Server& server = client_->current();
+    BALLAST_ASSIGN_OR_RETURN(const EtcdClient::Server* server,
+                             client_->Connected());
     grpc::ClientContext context;  // No deadline: keepalive finds a dead peer.
     if (!Begin(&context)) {
       return absl::CancelledError("stopped");
     }
-    const auto stream = server.watch->Watch(&context);
+    const auto stream = server->watch->Watch(&context);
     pb::WatchRequest request;
     pb::WatchCreateRequest* create = request.mutable_create_request();
     create->set_key(begin_);
@@ -151,7 +152,7 @@ class EtcdWatch final : public StoreWatch {
     if (forgotten) {  // etcd no longer knows all that happened since.
       return Reread(/*tell=*/true);
     }
-    client_->GoOn(server);
+    client_->GoOn(*server);
     return absl::UnavailableError(status.error_message());
   }
 

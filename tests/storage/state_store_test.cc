@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
+// The embedded store's own dangers: other processes, damage, kills and a full
+// disk. What every store promises is in state_store_conformance_test.cc.
 #include "storage/state_store.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <map>
-#include <thread>
 
 #include "tests/storage/storage_testing.h"
 
 namespace ballast {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::Pair;
 using testing::Says;
 
 constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
@@ -27,71 +24,6 @@ std::unique_ptr<StateStore> Open(const std::string& dir) {
   auto store = OpenEmbeddedStateStore(dir);
   EXPECT_EQ(store.status(), absl::OkStatus());
   return store.ok() ? *std::move(store) : nullptr;
-}
-
-TEST(StateStoreTest, ReturnsWhatWasAppliedAlsoAfterAReopen) {
-  const testing::TempDir dir;
-  {
-    const auto store = Open(dir.path("state"));
-    ASSERT_EQ(store->Apply({{"a", "1"}, {"b", "2"}}), absl::OkStatus());
-    ASSERT_EQ(store->Apply({{"a", std::nullopt}, {"c", ""}}), absl::OkStatus());
-  }
-  const auto store = Open(dir.path("state"));
-  EXPECT_EQ(store->Get("a").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(*store->Get("b"), "2");
-  EXPECT_EQ(*store->Get("c"), "");
-}
-
-TEST(StateStoreTest, SwapsOnlyWhenTheKeyHoldsWhatIsExpected) {
-  const testing::TempDir dir;
-  const auto store = Open(dir.path("state"));
-  constexpr auto kAborted = absl::StatusCode::kAborted;
-  EXPECT_TRUE(Says(store->CompareAndSwap("k", "old", {{"k", "new"}}), kAborted,
-                   "'k' does not exist"));
-  EXPECT_EQ(store->CompareAndSwap("k", std::nullopt, {{"k", "1"}, {"x", "y"}}),
-            absl::OkStatus());
-  EXPECT_TRUE(Says(store->CompareAndSwap("k", std::nullopt, {{"k", "2"}}),
-                   kAborted, "'k' holds another value"));
-  EXPECT_EQ(store->CompareAndSwap("k", "2", {{"x", "z"}}).code(), kAborted);
-  EXPECT_EQ(*store->Get("x"), "y");
-  EXPECT_EQ(store->CompareAndSwap("k", "1", {{"k", std::nullopt}}),
-            absl::OkStatus());
-  EXPECT_EQ(store->CompareAndSwap("k", std::nullopt, {}), absl::OkStatus());
-}
-
-TEST(StateStoreTest, OneOfManySwappersWinsEachRound) {
-  const testing::TempDir dir;
-  const auto store = Open(dir.path("state"));
-  ASSERT_EQ(store->Apply({{"n", "0"}}), absl::OkStatus());
-  std::atomic<int> wins = 0;
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&] {
-      for (int i = 0; i < 25; ++i) {
-        const std::string seen = *store->Get("n");
-        const std::string next = absl::StrCat(std::stoi(seen) + 1);
-        wins += store->CompareAndSwap("n", seen, {{"n", next}}).ok() ? 1 : 0;
-      }
-    });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  EXPECT_EQ(*store->Get("n"), absl::StrCat(wins.load()));
-  EXPECT_GE(wins, 25);
-}
-
-TEST(StateStoreTest, RangesAreHalfOpenOrderedAndLimited) {
-  const testing::TempDir dir;
-  const auto store = Open(dir.path("state"));
-  ASSERT_EQ(store->Apply({{"b", "2"}, {"a", "1"}, {"d", "4"}, {"c", "3"}}),
-            absl::OkStatus());
-  EXPECT_THAT(*store->Range("b", "d", 10),
-              ElementsAre(Pair("b", "2"), Pair("c", "3")));
-  EXPECT_THAT(*store->Range("a", "z", 2),
-              ElementsAre(Pair("a", "1"), Pair("b", "2")));
-  EXPECT_TRUE(store->Range("b", "b", 10)->empty());
-  EXPECT_TRUE(store->Range("a", "z", 0)->empty());
 }
 
 TEST(StateStoreTest, ASecondOpenerIsRefused) {
