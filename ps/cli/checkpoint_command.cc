@@ -3,12 +3,15 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "common/units.h"
@@ -16,6 +19,9 @@
 #include "ps/cli/cluster_client.h"
 #include "ps/cli/text_table.h"
 #include "ps/cli/tool.h"
+#include "ps/coordinator/startup.h"
+#include "ps/membership/step_chain.h"
+#include "storage/state_store.h"
 
 namespace ballast {
 namespace {
@@ -32,6 +38,7 @@ constexpr char kExits[] =
 struct Arguments {
   Target target;
   std::optional<uint64_t> step;
+  std::string chain;  // Of this run folder; empty: checkpoints are meant.
   std::string format = "safetensors";
   ExportOptions options;
   bool json = false;
@@ -104,7 +111,56 @@ absl::StatusOr<std::vector<CheckpointFolder>> ToVerify(
                                     : FindCheckpoints(dir);
 }
 
+absl::StatusOr<ChainReport> ReadChain(const std::string& run_dir) {
+  const std::string dir = absl::StrCat(run_dir, "/coordinator");
+  std::error_code error;
+  if (!std::filesystem::is_directory(dir, error)) {
+    return absl::NotFoundError(
+        absl::StrCat("no step log in ", run_dir,
+                     "; want the folder of a run (run.dir), such as "
+                     "runs/austen"));
+  }
+  EmbeddedStoreOptions options;
+  options.create = false;
+  BALLAST_ASSIGN_OR_RETURN(const std::unique_ptr<StateStore> store,
+                           OpenEmbeddedStateStore(dir, options));
+  BALLAST_ASSIGN_OR_RETURN(const RunState state, ReadRunState(store.get()));
+  return CheckChain(state);
+}
+
+int VerifyChain(const Arguments& arguments) {
+  const absl::StatusOr<ChainReport> report = ReadChain(arguments.chain);
+  if (!report.ok()) {
+    return Fail(report.status());
+  }
+  const std::string head = absl::BytesToHexString(report->head);
+  const std::string text =
+      arguments.json ? Json({{"run_dir", arguments.chain},
+                             {"records", report->records},
+                             {"checked", report->checked},
+                             {"timelines", report->timelines},
+                             {"first_step", report->first_step},
+                             {"last_step", report->last_step},
+                             {"chain", head}})
+                               .dump(2) +
+                           "\n"
+      : report->records == 0
+          ? absl::StrCat("the step log of ", arguments.chain,
+                         " holds no step yet\n")
+          : absl::StrCat(
+                "steps ", report->first_step, " to ", report->last_step,
+                "  whole: ", report->checked, " of ", report->records,
+                " records follow from the one before, on ", report->timelines,
+                report->timelines == 1 ? " timeline" : " timelines", "  chain ",
+                head, "\n");
+  std::fputs(text.c_str(), stdout);
+  return kExitDone;
+}
+
 int VerifyCheckpoints(const Arguments& arguments) {
+  if (!arguments.chain.empty()) {
+    return VerifyChain(arguments);
+  }
   const absl::StatusOr<std::vector<CheckpointFolder>> folders =
       ToVerify(arguments);
   if (!folders.ok()) {
@@ -205,8 +261,17 @@ void AddCheckpointCommand(CLI::App* app, const Surroundings&, Action* action) {
   CLI::App* export_part = AddPart(checkpoint, "export",
                                   "Write a checkpoint as one safetensors file.",
                                   arguments, ExportChosen, action);
-  verify->add_option("--step", arguments->step,
-                     "Only the checkpoint of this step. Default: all.");
+  CLI::Option* step =
+      verify->add_option("--step", arguments->step,
+                         "Only the checkpoint of this step. Default: all.");
+  verify
+      ->add_option("--chain", arguments->chain,
+                   "Instead: check the hash chain over the steps that this run "
+                   "has committed. No\ncluster may be up.")
+      ->type_name("RUN_DIR")
+      ->excludes(step)
+      ->excludes("--run-dir")
+      ->excludes("--coordinator");
   export_part->add_option("--step", arguments->step,
                           "The checkpoint of this step. Default: the newest.");
   export_part
@@ -225,7 +290,8 @@ void AddCheckpointCommand(CLI::App* app, const Surroundings&, Action* action) {
   verify->footer(HelpFooter(
       absl::StrCat(kWhere,
                    "\nWhile a run is up, old checkpoints may go meanwhile: "
-                   "choose one with --step."),
+                   "choose one with --step.\nThe chain of a log that was "
+                   "pruned begins with a record that is taken on trust."),
       kExits, "ballast checkpoint verify --run-dir runs/austen"));
   export_part->footer(HelpFooter(
       absl::StrCat("The file holds fp32 parameters under the names that "

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/units.h"
+#include "ps/cli/fault_table.h"
 #include "ps/cli/text_table.h"
 
 namespace ballast {
@@ -21,10 +22,24 @@ namespace {
 constexpr absl::Duration kLineEvery = absl::Seconds(5);
 // A wait that a person should see.
 constexpr int64_t kWaitShown = 1000;  // Milliseconds.
+constexpr int64_t kSilenceShown = 2000;
 // A block taller than the terminal could not be drawn over.
 constexpr size_t kRowsMax = 12;
+constexpr size_t kFaultsShown = 10;
 // fp32 master, two moments and a gradient: what a usual trainer holds.
 constexpr uint64_t kUsualBytesPerParameter = 16;
+
+const char* DurabilityWord(Durability durability) {
+  switch (durability) {
+    case Durability::kCheckpoint:
+      return "checkpoint";
+    case Durability::kStep:
+      return "step";
+    case Durability::kReplica:
+      return "replica";
+  }
+  return "";
+}
 
 bool IsWorker(const v1::MemberStatus& member) {
   return member.role() == v1::ROLE_WORKER && member.state() != "gone";
@@ -155,13 +170,13 @@ std::string StartTable(const Job& job, const v1::StatusReply& status) {
   };
   std::string out = absl::StrFormat(
       "%s: %s parameters, %d blocks of width %d, context %d, %s tokens a "
-      "step, %d steps\n%d %s and %d %s on %s, durability checkpoint\n\n",
+      "step, %d steps\n%d %s and %d %s on %s, durability %s\n\n",
       job.run.name, WithCommas(status.parameters()), job.model.layers,
       job.model.width, job.model.context, WithCommas(job.tokens_per_step()),
       status.steps(), job.worker.count,
       job.worker.count == 1 ? "worker" : "workers", job.server.count,
       job.server.count == 1 ? "shard server" : "shard servers",
-      job.cluster.host);
+      job.cluster.host, DurabilityWord(job.server.durability));
   absl::StrAppend(
       &out,
       FormatTable({{"", "needs", "budget", "ratio", ""},
@@ -244,6 +259,55 @@ std::string ProgressLine(const Job& job, const v1::StatusReply& status) {
   return absl::StrCat(absl::StrJoin(parts, "  "), "\n");
 }
 
+namespace {
+
+// Names that should be in and are not.
+std::string MissingText(const v1::StatusReply& status) {
+  std::vector<std::string> missing;
+  for (const std::string& name : status.wanted()) {
+    const auto in = [&name](const v1::MemberStatus& member) {
+      return member.name() == name && member.state() != "gone";
+    };
+    if (std::none_of(status.members().begin(), status.members().end(), in)) {
+      missing.push_back(name);
+    }
+  }
+  return absl::StrJoin(missing, ", ");
+}
+
+std::string StateText(const v1::MemberStatus& member) {
+  if (member.state() == "active" && member.silent_ms() > kSilenceShown) {
+    return absl::StrCat("silent ", member.silent_ms() / 1000, "s");
+  }
+  const bool loads =
+      member.state() == "loading" && member.stats().loaded_chunks() > 0;
+  return loads ? absl::StrCat("loading, ", member.stats().loaded_chunks(),
+                              " chunks")
+               : member.state();
+}
+
+std::string DiskText(const v1::MemberStats& stats) {
+  const std::string written = FormatBytes(stats.spilled_bytes_written());
+  return stats.log_limit_bytes() == 0
+             ? written
+             : absl::StrCat(written, ", log ", FormatBytes(stats.log_bytes()),
+                            " of ", FormatBytes(stats.log_limit_bytes()));
+}
+
+std::string MembersText(const v1::StatusReply& status) {
+  std::vector<std::vector<std::string>> rows = {
+      {"member", "state", "pid", "memory", "to disk", "does", "owes"}};
+  for (const v1::MemberStatus& member : status.members()) {
+    rows.push_back({member.name(), StateText(member),
+                    absl::StrCat(member.pid()), BudgetText(member.stats()),
+                    DiskText(member.stats()), Doing(member.stats()),
+                    member.owes()});
+  }
+  return FormatTable(rows);
+}
+
+}  // namespace
+
 std::string StatusText(const v1::StatusReply& status) {
   std::vector<std::vector<std::string>> rows = {
       {"run", absl::StrCat(status.run_name(), " (", status.run_id(), ")")},
@@ -251,9 +315,9 @@ std::string StatusText(const v1::StatusReply& status) {
       {"phase", status.phase()},
       {"step", absl::StrCat(status.step(), " of ", status.steps(), ", skipped ",
                             status.skipped_steps())},
-      {"placement",
-       absl::StrCat("version ", status.placement_version(), ", generation ",
-                    status.generation(), ", timeline ", status.timeline())},
+      {"generation",
+       absl::StrCat(status.generation(), ", timeline ", status.timeline(),
+                    ", placement version ", status.placement_version())},
       {"model",
        absl::StrCat(WithCommas(status.parameters()), " parameters, weights ",
                     FormatBytes(status.weights_bytes()), ", state ",
@@ -268,26 +332,46 @@ std::string StatusText(const v1::StatusReply& status) {
   }
   for (const auto& [name, text] :
        {std::pair{"checkpoint", status.last_checkpoint()},
+        std::pair{"leader", status.leader()},
+        std::pair{"missing", MissingText(status)},
         std::pair{"waits", status.waits_for()},
         std::pair{"failure", status.failure()}}) {
     if (!text.empty()) {
       rows.push_back({name, text});
     }
   }
-  std::string out = FormatTable(rows);
-  rows = {{"member", "state", "pid", "memory", "to disk", "does"}};
-  for (const v1::MemberStatus& member : status.members()) {
-    const v1::MemberStats& stats = member.stats();
-    rows.push_back(
-        {member.name(),
-         member.state() == "active" && member.silent_ms() > 2000
-             ? absl::StrCat("silent ", member.silent_ms() / 1000, "s")
-             : member.state(),
-         absl::StrCat(member.pid()), BudgetText(stats),
-         FormatBytes(stats.spilled_bytes_written()), Doing(stats)});
-  }
-  return absl::StrCat(out, "\n", FormatTable(rows));
+  const std::string faults =
+      FaultList({status.faults().begin(), status.faults().end()}, kFaultsShown);
+  return absl::StrCat(FormatTable(rows), "\n", MembersText(status),
+                      faults.empty() ? "" : "\n", faults);
 }
+
+namespace {
+
+// What the coordinator has written into summary.json of the run's faults.
+std::vector<v1::Fault> FaultsOf(const nlohmann::json& summary) {
+  std::vector<v1::Fault> faults;
+  const auto list = summary.find("faults");
+  if (list == summary.end() || !list->is_array()) {
+    return faults;
+  }
+  for (const nlohmann::json& one : *list) {
+    const auto member = one.find("member");
+    const auto seconds = one.find("recovered_seconds");
+    if (member == one.end() || !member->is_string()) {
+      continue;
+    }
+    v1::Fault fault;
+    fault.set_member(member->get<std::string>());
+    fault.set_recovered_seconds(seconds != one.end() && seconds->is_number()
+                                    ? seconds->get<double>()
+                                    : -1.0);
+    faults.push_back(fault);
+  }
+  return faults;
+}
+
+}  // namespace
 
 std::string SummaryText(const std::string& run_dir) {
   std::ifstream file(run_dir + "/summary.json");
@@ -313,7 +397,8 @@ std::string SummaryText(const std::string& run_dir) {
     return it != summary.end() && it->is_string() ? it->get<std::string>()
                                                   : std::string("-");
   };
-  return FormatTable(
+  const std::string faults = FaultTable(FaultsOf(summary));
+  std::string out = FormatTable(
       {{"steps", WithCommas(whole("steps"))},
        {"final validation loss",
         absl::StrFormat("%.4f nats a byte", number("final_validation_loss"))},
@@ -326,6 +411,7 @@ std::string SummaryText(const std::string& run_dir) {
        {"state_hash", text("state_hash")},
        {"checkpoint", text("checkpoint")},
        {"run folder", run_dir}});
+  return absl::StrCat(out, faults.empty() ? "" : "\n", faults);
 }
 
 ProgressPrinter::ProgressPrinter(const Job& job, bool terminal, std::FILE* out)

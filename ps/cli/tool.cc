@@ -13,9 +13,9 @@ namespace ballast {
 namespace {
 
 // Another command is one line here and one file.
-constexpr std::array<AddCommand, 6> kCommands = {
-    AddTrainCommand,      AddStatusCommand, AddShardCommand,
-    AddCheckpointCommand, AddStopCommand,   AddBenchCommand};
+constexpr std::array<AddCommand, 8> kCommands = {
+    AddTrainCommand, AddStatusCommand,     AddWorkerCommand, AddServerCommand,
+    AddShardCommand, AddCheckpointCommand, AddStopCommand,   AddBenchCommand};
 
 }  // namespace
 

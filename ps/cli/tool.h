@@ -20,6 +20,7 @@ enum ExitCode : int {
   kExitDone = 0,
   kExitFailed = 1,
   kExitUsage = 2,
+  kExitPending = 3,  // Asked for and going on, but not done in time.
   kExitBadConfig = 78,
 };
 
@@ -45,6 +46,10 @@ void AddShardCommand(CLI::App* app, const Surroundings& surroundings,
                      Action* action);
 void AddCheckpointCommand(CLI::App* app, const Surroundings& surroundings,
                           Action* action);
+void AddWorkerCommand(CLI::App* app, const Surroundings& surroundings,
+                      Action* action);
+void AddServerCommand(CLI::App* app, const Surroundings& surroundings,
+                      Action* action);
 void AddBenchCommand(CLI::App* app, const Surroundings& surroundings,
                      Action* action);
 

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ namespace {
 struct Arguments {
   TrainingOptions options;
   std::vector<std::string> set;
+  std::optional<std::string> chaos;
   uint32_t servers = 0;  // 0: as the job says.
   uint32_t workers = 0;
   bool print_config = false;
@@ -66,6 +68,14 @@ std::string AsTyped(const std::string& job_path,
 }
 
 int Train(const Arguments& arguments, const Surroundings& surroundings) {
+  TrainingOptions options = arguments.options;
+  if (arguments.chaos.has_value()) {
+    absl::StatusOr<ChaosPlan> chaos = ParseChaos(*arguments.chaos);
+    if (!chaos.ok()) {
+      return Fail(chaos.status(), kExitUsage);
+    }
+    options.chaos = *std::move(chaos);
+  }
   std::vector<std::string> set = arguments.set;
   if (arguments.servers > 0) {
     set.push_back(absl::StrCat("server.count=", arguments.servers));
@@ -89,7 +99,6 @@ int Train(const Arguments& arguments, const Surroundings& surroundings) {
   if (!hash.ok()) {
     return Fail(hash.status(), kExitBadConfig);
   }
-  TrainingOptions options = arguments.options;
   options.job_path = AsTyped(options.job_path, set);
   set.push_back(absl::StrCat("data.hash=", *hash));
   file = LoadJobFile(arguments.options.job_path, set);
@@ -134,8 +143,11 @@ void AddTrainCommand(CLI::App* app, const Surroundings& surroundings,
       ->take_all()
       ->allow_extra_args(false)
       ->type_name("KEY=VALUE");
-  command->add_flag("--resume", arguments->options.resume,
-                    "Continue from the newest checkpoint of the run folder.");
+  command->add_flag(
+      "--resume", arguments->options.resume,
+      "Continue the run of the run folder: from its newest step, or "
+      "from its\nnewest checkpoint under server.durability "
+      "checkpoint.");
   command
       ->add_option("--stop-after", arguments->options.stop_after,
                    "End after this step, with a checkpoint. Default: "
@@ -145,16 +157,23 @@ void AddTrainCommand(CLI::App* app, const Surroundings& surroundings,
   command->add_flag("--keep", arguments->options.keep,
                     "Hold the cluster up after the last step, until Ctrl-C or "
                     "`ballast stop`.");
+  command
+      ->add_option("--chaos", arguments->chaos,
+                   "Rehearse: kill (SIGKILL) or stop (SIGSTOP for twice "
+                   "cluster.lease) a member of a\nrole again and again, "
+                   "chosen by the seed.")
+      ->type_name("seed=N,kill=ROLE:PERIOD[,kill=...][,stop=ROLE:PERIOD]");
   command->add_flag("--print-config", arguments->print_config,
                     "Print every key, its value and where it comes from; "
                     "start nothing.");
   command->footer(HelpFooter(
       "Starts a coordinator, shard servers and workers as processes, shows "
-      "progress, and\nends them all. The run folder (run.dir) gets "
-      "config.yaml, "
-      "metrics.jsonl,\nsummary.json, checkpoints/ and logs/. Ctrl-C finishes "
-      "the step in flight, writes a\ncheckpoint and ends; a second one ends at "
-      "once.",
+      "progress, and\nends them all. Who dies is started again, at once and "
+      "then ever later; a member\nthat dies cluster.restarts_max times "
+      "without a step in between ends the run.\n\nThe run folder (run.dir) "
+      "gets config.yaml, metrics.jsonl, summary.json,\ncheckpoints/ and "
+      "logs/. Ctrl-C finishes the step in flight, writes a checkpoint\nand "
+      "ends; a second one ends at once.",
       "0 done, or stopped in good order   1 failed, or ended at once\n  2 "
       "usage   78 bad configuration",
       "ballast train examples/austen.yaml --workers 2 --set run.seed=7"));

@@ -450,15 +450,24 @@ void Training::MakeChaos() {
 }
 
 std::string Training::ResumeHint() const {
-  const std::vector<uint64_t> steps = ListManifests(folder_.checkpoints_path());
-  if (steps.empty()) {
-    return absl::StrCat(
-        "nothing was saved yet; start over with: ballast train ",
-        options_.job_path, HoldsRun(job_) ? " --resume" : "");
+  const std::string again = absl::StrCat("ballast train ", options_.job_path);
+  const bool durable = job_.server.durability != Durability::kCheckpoint;
+  if (durable && status_.step() > 0) {
+    return absl::StrCat("step ", status_.step(),
+                        " and all before it are kept; resume with: ", again,
+                        " --resume");
   }
-  return absl::StrCat("checkpoint of step ", steps.back(),
-                      "; resume with: ballast train ", options_.job_path,
-                      " --resume");
+  const std::vector<uint64_t> steps = ListManifests(folder_.checkpoints_path());
+  if (!steps.empty()) {
+    return absl::StrCat("checkpoint of step ", steps.back(),
+                        "; resume with: ", again, " --resume");
+  }
+  if (!HoldsRun(job_)) {
+    return absl::StrCat("nothing was saved yet; start over with: ", again);
+  }
+  return absl::StrCat(
+      durable ? "no step is known to be committed" : "nothing was saved yet",
+      "; go on with: ", again, " --resume");
 }
 
 std::string Training::Culprit() const {

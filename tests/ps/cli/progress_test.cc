@@ -87,6 +87,7 @@ TEST(ProgressTest, TheStartTableStatesTheThreeRatios) {
   const std::string table = StartTable(ATwoByTwoJob(), AfterStep(0));
   EXPECT_THAT(table, HasSubstr("tiny: 1,048,576 parameters, 8 blocks of width "
                                "128, context 128, 2,048 tokens a step"));
+  EXPECT_THAT(table, HasSubstr("durability checkpoint"));
   EXPECT_THAT(table, HasSubstr("do not fit: units stream through"));
   // 16 bytes x 1 Mi + 8 MiB of activations = 24 MiB over 4 MiB.
   EXPECT_THAT(table, HasSubstr("6.00x"));
@@ -201,7 +202,10 @@ TEST(ProgressTest, TheSummaryIsReadFromTheRunFolder) {
   std::ofstream(name + "/summary.json")
       << R"({"steps": 1234, "final_validation_loss": 1.6543,
              "tokens_per_s": 7000.4, "worker_peak_bytes": "odd",
-             "state_hash": "abc", "checkpoint": "x/step-00001234"})";
+             "state_hash": "abc", "checkpoint": "x/step-00001234",
+             "faults": [{"member": "worker-1", "recovered_seconds": 0.5},
+                        {"member": "worker-0", "recovered_seconds": null},
+                        {"odd": 1}]})";
   const std::string text = SummaryText(name);
   std::filesystem::remove_all(name);
   EXPECT_THAT(text, HasSubstr("1,234"));
@@ -209,6 +213,34 @@ TEST(ProgressTest, TheSummaryIsReadFromTheRunFolder) {
   EXPECT_THAT(text, HasSubstr("7000 tokens/s"));
   EXPECT_THAT(text, HasSubstr("x/step-00001234"));
   EXPECT_THAT(text, HasSubstr(name));
+  EXPECT_THAT(text, HasSubstr("worker      2   0.50      0.50   0.50  1 "
+                              "without a step since"));
+}
+
+TEST(ProgressTest, StatusShowsWhoIsMissingOwesAndWentWrong) {
+  v1::StatusReply status = AfterStep(7);
+  status.set_generation(4);
+  for (const char* name : {"server-0", "server-1", "worker-1", "worker-2"}) {
+    status.add_wanted(name);
+  }
+  status.mutable_members(3)->set_state("gone");
+  status.mutable_members(2)->set_owes("gradients of step 8");
+  v1::MemberStatus* server = status.mutable_members(0);
+  server->set_state("loading");
+  server->mutable_stats()->set_loaded_chunks(12);
+  server->mutable_stats()->set_log_bytes(3 * kMiB);
+  server->mutable_stats()->set_log_limit_bytes(64 * kMiB);
+  v1::Fault* fault = status.add_faults();
+  fault->set_member("worker-1");
+  fault->set_kind("killed");
+  fault->set_recovered_seconds(-1);
+  const std::string text = StatusText(status);
+  EXPECT_THAT(text, HasSubstr("generation  4, timeline 0"));
+  EXPECT_THAT(text, HasSubstr("missing     worker-1, worker-2"));
+  EXPECT_THAT(text, HasSubstr("gradients of step 8"));
+  EXPECT_THAT(text, HasSubstr("loading, 12 chunks"));
+  EXPECT_THAT(text, HasSubstr("log 3.00 MiB of 64.0 MiB"));
+  EXPECT_THAT(text, HasSubstr("not yet"));
 }
 
 TEST(ProgressTest, StatusNamesMembersWaitsAndFailure) {

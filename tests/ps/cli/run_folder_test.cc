@@ -101,9 +101,10 @@ TEST_F(RunFolderTest, ResumingNothingIsRefusedAndLeavesNothing) {
 TEST_F(RunFolderTest, AResumeMayChangeOperationsAndNotNumerics) {
   ASSERT_TRUE(LockedRunFolder::Open(Load(), false, "job.yaml").ok());
   LeaveAStep(folder_ / "run");
-  EXPECT_TRUE(LockedRunFolder::Open(Load({"worker.count=3", "server.memory=2MiB"}),
-                              true, "job.yaml")
-                  .ok());
+  EXPECT_TRUE(
+      LockedRunFolder::Open(Load({"worker.count=3", "server.memory=2MiB"}),
+                            true, "job.yaml")
+          .ok());
   const std::string error = OpenError(Load({"optimizer.lr=0.5"}), true);
   EXPECT_THAT(error, HasSubstr("INVALID_ARGUMENT: optimizer.lr is 0.5, but "
                                "the run to resume was started with 0.001"));

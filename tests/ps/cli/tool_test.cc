@@ -8,6 +8,10 @@
 #include <fstream>
 #include <vector>
 
+#include "ps/membership/run_state.h"
+#include "ps/membership/step_chain.h"
+#include "storage/state_store.h"
+
 namespace ballast {
 namespace {
 
@@ -59,6 +63,12 @@ TEST_F(ToolTest, EveryCommandExplainsItself) {
       {},
       {"train"},
       {"status"},
+      {"worker"},
+      {"worker", "add"},
+      {"worker", "drain"},
+      {"server"},
+      {"server", "add"},
+      {"server", "drain"},
       {"stop"},
       {"shard"},
       {"shard", "list"},
@@ -86,6 +96,17 @@ TEST_F(ToolTest, WrongUsageExitsWithTwoAndOneLine) {
       {"train", "a.yaml", "--workers", "0"},
       {"train", "a.yaml", "--stop-after", "-1"},
       {"train", "a.yaml", "--no-such"},
+      {"train", "a.yaml", "--chaos", ""},
+      {"train", "a.yaml", "--chaos", "seed=1,kill=worker"},
+      {"worker"},
+      {"worker", "add", "0"},
+      {"worker", "add", "two"},
+      {"worker", "drain"},
+      {"worker", "drain", "server-1"},
+      {"server", "drain", "server-1", "--timeout", "soon"},
+      {"server", "add", "--timeout", "0s"},
+      {"checkpoint", "verify", "--chain", "x", "--step", "1"},
+      {"checkpoint", "verify", "--chain", "x", "--run-dir", "y"},
       {"shard"},
       {"shard", "get"},
       {"checkpoint", "export", "--run-dir", "x"},
@@ -152,6 +173,69 @@ TEST_F(ToolTest, QueriesWithoutAClusterFailWithTheAddress) {
       RunBallast({"status", "--run-dir", (folder_ + "/none").c_str()});
   EXPECT_EQ(nowhere.code, kExitFailed);
   EXPECT_THAT(nowhere.err, HasSubstr("no coordinator.address in"));
+}
+
+TEST_F(ToolTest, AChangeOfSizeNeedsACluster) {
+  for (const std::vector<const char*>& command :
+       std::vector<std::vector<const char*>>{
+           {"worker", "add", "--coordinator", "127.0.0.1:1"},
+           {"server", "drain", "1", "--coordinator", "127.0.0.1:1"}}) {
+    const Result result = RunBallast(command);
+    EXPECT_EQ(result.code, kExitFailed);
+    EXPECT_THAT(result.err, HasSubstr("no answer from a coordinator"));
+  }
+}
+
+TEST_F(ToolTest, AChainThatIsNotThereIsSaidSoAndNothingIsMade) {
+  const Result result =
+      RunBallast({"checkpoint", "verify", "--chain", folder_.c_str()});
+  EXPECT_EQ(result.code, kExitFailed);
+  EXPECT_THAT(result.err, HasSubstr("no step log in " + folder_));
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/coordinator"));
+}
+
+TEST_F(ToolTest, TheChainOfAStoppedRunIsCheckedOffline) {
+  {
+    const auto store = OpenEmbeddedStateStore(folder_ + "/coordinator");
+    ASSERT_TRUE(store.ok()) << store.status();
+    RunIdentity identity;
+    identity.run_id = std::string(32, '0');
+    identity.timeline = 1;
+    std::vector<StateChange> changes = {PutIdentity(identity),
+                                        PutBranch(1, {})};
+    v1::Decision decision;
+    std::string chain;
+    for (uint64_t step = 1; step <= 3; ++step) {
+      decision.set_timeline(1);
+      decision.set_step(step);
+      decision.set_chain(chain = ChainOf(chain, decision));
+      changes.push_back(PutDecision(decision));
+    }
+    ASSERT_TRUE((*store)->Apply(changes).ok());
+  }
+  const Result whole =
+      RunBallast({"checkpoint", "verify", "--chain", folder_.c_str()});
+  EXPECT_EQ(whole.code, kExitDone) << whole.err;
+  EXPECT_THAT(whole.out, HasSubstr("steps 1 to 3"));
+  EXPECT_THAT(whole.out, HasSubstr("3 of 3 records"));
+  {
+    const auto store = OpenEmbeddedStateStore(folder_ + "/coordinator");
+    ASSERT_TRUE(store.ok()) << store.status();
+    v1::Decision changed;
+    changed.set_timeline(1);
+    changed.set_step(2);
+    changed.set_loss(1.0);
+    changed.set_chain(std::string(16, 'x'));
+    ASSERT_TRUE((*store)->Apply({PutDecision(changed)}).ok());
+    // While somebody has it open, it is not read.
+    const Result busy =
+        RunBallast({"checkpoint", "verify", "--chain", folder_.c_str()});
+    EXPECT_EQ(busy.code, kExitFailed);
+  }
+  const Result broken = RunBallast(
+      {"checkpoint", "verify", "--json", "--chain", folder_.c_str()});
+  EXPECT_EQ(broken.code, kExitFailed);
+  EXPECT_THAT(broken.err, HasSubstr("step 2 of timeline 1"));
 }
 
 TEST_F(ToolTest, CheckpointsOfAnEmptyFolderAreNotThere) {
