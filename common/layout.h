@@ -19,7 +19,11 @@ namespace ballast {
 // Elements in a block of a tensor that is not used by rows. Sums, checksums
 // and state_hash leaves are per block, counted from the start of the tensor,
 // so that chunk size and placement change no bit of them.
+#ifdef BALLAST_SMALL_BLOCKS  // The simulator's build: many in a small tensor.
+inline constexpr uint64_t kBlockElems = 64;
+#else
 inline constexpr uint64_t kBlockElems = uint64_t{64} << 10;
+#endif
 
 enum class Init : uint8_t { kZeros = 0, kOnes = 1, kNormal = 2 };
 
