@@ -133,6 +133,11 @@ void WorkerCore::OnPlacementFailed(absl::Time now) {
   Advance(now);
 }
 
+void WorkerCore::OnError(const absl::Status& status, absl::Time now) {
+  Fail(status);
+  Advance(now);
+}
+
 void WorkerCore::OnPassProgress(uint64_t id, absl::Time now) {
   if (running_.has_value() && running_->pass.id == id) {
     running_->progress_at = now;

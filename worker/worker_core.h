@@ -127,6 +127,8 @@ class WorkerCore {
   void OnDirective(const v1::PollReply& reply, absl::Time now);
   void OnPlacement(const View& view, absl::Time now);
   void OnPlacementFailed(absl::Time now);
+  // The owner met what nobody can repair.
+  void OnError(const absl::Status& status, absl::Time now);
   // The pass computed or got rid of something.
   void OnPassProgress(uint64_t id, absl::Time now);
   // Only acknowledgements are missing.

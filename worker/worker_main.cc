@@ -1,15 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // ballast-worker: computes the micro-batches that the coordinator assigns.
 // Exit 0: told to exit. 1: failed. 2: usage. 78: the job cannot run here.
+// SIGTERM: finishes its assignment and leaves; the second time at once.
+
+#include <signal.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "common/crash_point.h"
 #include "common/job_file.h"
 #include "common/log.h"
 #include "common/memory_setup.h"
+#include "common/mutex.h"
 #include "worker/worker.h"
 
 namespace ballast {
@@ -33,10 +41,52 @@ bool IsConfiguration(const absl::Status& status) {
          absl::IsFailedPrecondition(status);
 }
 
+// Takes SIGTERM on a thread of its own, before and while there is a worker.
+class TermSignal {
+ public:
+  // Before any other thread: they inherit the mask.
+  TermSignal() {
+    sigemptyset(&signals_);
+    sigaddset(&signals_, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+    // Lives as long as the process.
+    std::thread([this] { Run(); }).detach();
+  }
+  // Null: nobody (any more).
+  void Serve(Worker* worker) {
+    MutexLock lock(&mutex_);
+    worker_ = worker;
+  }
+
+ private:
+  void Run() {
+    for (int taken = 0;;) {
+      int signal = 0;
+      if (sigwait(&signals_, &signal) != 0) {
+        continue;
+      }
+      MutexLock lock(&mutex_);
+      // Nothing of ours lasts, so nothing is lost.
+      if (++taken > 1 || worker_ == nullptr || !worker_->Term()) {
+        _exit(0);
+      }
+    }
+  }
+
+  sigset_t signals_;
+  Mutex mutex_;
+  Worker* worker_ ABSL_GUARDED_BY(mutex_) = nullptr;
+};
+
 int Main(const std::string& config, const std::string& coordinator,
          uint32_t index) {
+  // Never destroyed: its thread may run to the very end.
+  static TermSignal& term = *new TermSignal();
   const std::string name = absl::StrCat("worker-", index);
   SetLogRole(name);
+  if (const char* const crash_dir = std::getenv("BALLAST_CRASH_DIR")) {
+    ArmCrashPoints(crash_dir, name);
+  }
   const auto file = LoadJobFile(config, {});
   if (!file.ok()) {
     return Fail(file.status(), kExitConfiguration);
@@ -47,7 +97,9 @@ int Main(const std::string& config, const std::string& coordinator,
                                      ? kExitConfiguration
                                      : kExitFailed);
   }
+  term.Serve(worker->get());
   const absl::Status status = (*worker)->Run();
+  term.Serve(nullptr);
   return status.ok() ? 0 : Fail(status, kExitFailed);
 }
 
@@ -62,7 +114,9 @@ int main(int argc, char** argv) {
   std::string coordinator;
   uint32_t index = 0;
   app.add_option("--config", config, "Job file")->required();
-  app.add_option("--coordinator", coordinator, "host:port")->required();
+  app.add_option("--coordinator", coordinator,
+                 "host:port, or several with commas between")
+      ->required();
   app.add_option("--index", index, "Number of this worker, from 0")->required();
   app.footer(
       "Exit codes: 0 told to exit, 1 failed, 2 usage, 78 the job cannot run "

@@ -8,31 +8,16 @@
 
 namespace ballast {
 
-FetchLink::FetchLink(const ServerAddress& server,
-                     const std::shared_ptr<grpc::Channel>& channel,
-                     Device* device, PassState* state)
+FetchLink::FetchLink(const ServerAddress& server, Device* device,
+                     PassState* state)
     : server_(server),
-      channel_(channel),
       device_(*device),
       state_(*state),
-      thread_([this] { Run(); }) {}
+      link_(server.name, server.address, kFetchMethod, state, this) {}
 
-FetchLink::~FetchLink() {
-  Break();
-  {
-    MutexLock lock(&state_.mutex);
-    stopping_ = true;
-    work_.NotifyAll();
-  }
-  thread_.join();
-}
-
-void FetchLink::Open(const PassIdentity& identity, absl::Duration timeout) {
+void FetchLink::Open(const PassIdentity& identity) {
   identity_ = identity;
-  std::shared_ptr<RawStream> stream =
-      RawStream::Open(channel_, kFetchMethod, timeout);
-  MutexLock lock(&state_.mutex);
-  stream_ = std::move(stream);
+  link_.Open();
 }
 
 absl::Status FetchLink::Request(uint32_t unit, uint64_t version,
@@ -56,97 +41,46 @@ absl::Status FetchLink::Request(uint32_t unit, uint64_t version,
     item.field = kServedField;
     outstanding.wanted.emplace(chunk.chunk, chunk);
   }
-  std::shared_ptr<RawStream> stream;
-  {
-    MutexLock lock(&state_.mutex);
-    BALLAST_RETURN_IF_ERROR(state_.failure);
-    stream = stream_;
-    outstanding_.push_back(std::move(outstanding));
-    work_.NotifyAll();
-  }
-  // When this fails the reader learns why, and everyone through the state.
-  stream->Write(MakeBulkMessage(header)).IgnoreError();
+  MutexLock lock(&state_.mutex);
+  BALLAST_RETURN_IF_ERROR(state_.failure);
+  requests_.push_back(MakeBulkMessage(header));
+  outstanding_.push_back(std::move(outstanding));
+  link_.Wake();
   return absl::OkStatus();
 }
 
-bool FetchLink::Pending(uint32_t unit) const {
+std::optional<uint32_t> FetchLink::Missing(uint32_t unit) const {
   for (const Outstanding& request : outstanding_) {
     if (request.unit == unit) {
-      return true;
+      return request.wanted.begin()->first;
     }
   }
-  return false;
-}
-
-absl::Status FetchLink::Close() {
-  std::shared_ptr<RawStream> stream;
-  {
-    MutexLock lock(&state_.mutex);
-    while (reading_) {
-      state_.changed.Wait(&state_.mutex);
-    }
-    stream = stream_;
-  }
-  if (stream == nullptr) {
-    return absl::OkStatus();
-  }
-  // It stays in reach of Cancel meanwhile: the server may never answer.
-  absl::Status status = stream->Finish();
-  MutexLock lock(&state_.mutex);
-  stream_ = nullptr;
-  return status;
+  return std::nullopt;
 }
 
 void FetchLink::Break() {
-  std::shared_ptr<RawStream> stream;  // Ends after the lock is given back.
-  {
-    MutexLock lock(&state_.mutex);
-    stream = stream_;
-  }
-  if (stream != nullptr) {
-    stream->Cancel();
-  }
+  link_.Break();
   MutexLock lock(&state_.mutex);
-  while (reading_) {
-    state_.changed.Wait(&state_.mutex);
-  }
+  requests_.clear();
   outstanding_.clear();
-  stream_ = nullptr;
 }
 
-void FetchLink::Run() {
-  while (true) {
-    std::shared_ptr<RawStream> stream;
-    {
-      MutexLock lock(&state_.mutex);
-      reading_ = false;
-      if (outstanding_.empty() || stream_ == nullptr) {
-        state_.changed.NotifyAll();
-      }
-      while (!stopping_ && (outstanding_.empty() || stream_ == nullptr)) {
-        work_.Wait(&state_.mutex);
-      }
-      if (stopping_) {
-        return;
-      }
-      stream = stream_;
-      reading_ = true;
-    }
-    auto buffer = stream->Read();
-    const absl::Status status = buffer.ok() ? Take(*buffer) : buffer.status();
-    if (!status.ok()) {
-      // Both under one lock: a request that is gone without a failure would
-      // look answered, and weights that never came be computed with.
-      MutexLock lock(&state_.mutex);
-      state_.Fail(server_.name, status);
-      outstanding_.clear();
-    }
+std::optional<grpc::ByteBuffer> FetchLink::NextMessage() {
+  AssertHeld();
+  if (requests_.empty()) {
+    return std::nullopt;
   }
+  grpc::ByteBuffer message = std::move(requests_.front());
+  requests_.pop_front();
+  return message;
 }
 
-absl::Status FetchLink::Take(const grpc::ByteBuffer& buffer) {
-  BALLAST_ASSIGN_OR_RETURN(const BulkMessage message,
-                           BulkMessage::Parse(buffer));
+bool FetchLink::AwaitsMessage() const {
+  AssertHeld();
+  return !outstanding_.empty();
+}
+
+absl::Status FetchLink::Take(const BulkMessage& message) {
   const BulkHeader& header = message.header();
   if (header.kind == BulkKind::kError) {
     return message.error();
@@ -163,27 +97,33 @@ absl::Status FetchLink::Take(const grpc::ByteBuffer& buffer) {
         "an answer of kind ", static_cast<int>(header.kind), " to request ",
         header.sequence, " at version ", header.step, " that nobody asked"));
   }
-  if (!server_.IsLife(header.incarnation)) {
+  if (header.incarnation != server_.incarnation) {
     return absl::AbortedError(
         absl::StrCat("weights of incarnation ", header.incarnation,
                      "; the placement names ", server_.incarnation));
   }
   for (size_t i = 0; i < header.items.size(); ++i) {
-    const auto wanted = request->wanted.find(header.items[i].chunk);
+    const BulkItem& item = header.items[i];
+    const auto wanted = request->wanted.find(item.chunk);
     if (wanted == request->wanted.end() ||
-        header.items[i].payload_bytes != wanted->second.bytes) {
-      return absl::InternalError(
-          absl::StrCat(header.items[i].payload_bytes, " bytes of chunk ",
-                       header.items[i].chunk, " that were not asked for"));
+        item.payload_bytes != wanted->second.bytes) {
+      return absl::InternalError(absl::StrCat(item.payload_bytes,
+                                              " bytes of chunk ", item.chunk,
+                                              " that were not asked for"));
     }
     Copy(message, i, wanted->second, request->after);
+    MutexLock lock(&state_.mutex);
+    fetched_bytes_ += item.payload_bytes;
     request->wanted.erase(wanted);
-  }
-  MutexLock lock(&state_.mutex);
-  fetched_bytes_ += header.payload_bytes();
-  if (request->wanted.empty()) {
+    if (!request->wanted.empty()) {
+      continue;
+    }
     outstanding_.pop_front();
     state_.changed.NotifyAll();
+    if (i + 1 < header.items.size()) {
+      return absl::InternalError(absl::StrCat("more chunks than request ",
+                                              header.sequence, " had named"));
+    }
   }
   return absl::OkStatus();
 }

@@ -29,12 +29,14 @@ absl::StatusOr<PlacementMap> PlacementMap::Create(
     map.servers_.push_back(
         {server.name(), server.address(), server.incarnation()});
   }
+  map.owns_chunks_.assign(map.servers_.size(), false);
   for (const uint32_t owner : placement.owner()) {
     if (owner >= map.servers_.size()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "the placement names server ", owner, " of ", map.servers_.size()));
     }
     map.owner_.push_back(owner);
+    map.owns_chunks_[owner] = true;
   }
   map.by_server_.assign(
       map.servers_.size(),

@@ -14,15 +14,10 @@
 namespace ballast {
 
 struct ServerAddress {
-  std::string name;     // "server-1".
-  std::string address;  // host:port.
-  uint64_t incarnation = 0;
-
-  // Whether a message that `sender` signed comes from the life that the
-  // coordinator named; 0: it named none.
-  bool IsLife(uint64_t sender) const {
-    return incarnation == 0 || sender == incarnation;
-  }
+  std::string name;          // "server-1".
+  std::string address;       // host:port.
+  uint64_t incarnation = 0;  // Of its life; 0: it is not in.
+  friend bool operator==(const ServerAddress&, const ServerAddress&) = default;
 };
 
 // Immutable; thread-safe.
@@ -41,6 +36,8 @@ class PlacementMap {
   };
 
   uint64_t version() const { return version_; }
+  // Whether a server has chunks at all: only then is there a link to it.
+  bool owns_chunks(uint32_t server) const { return owns_chunks_[server]; }
   const ChunkTable& table() const { return table_; }
   const std::vector<ServerAddress>& servers() const { return servers_; }
   // Index into servers().
@@ -58,6 +55,7 @@ class PlacementMap {
   ChunkTable table_;
   std::vector<ServerAddress> servers_;
   std::vector<uint32_t> owner_;
+  std::vector<bool> owns_chunks_;
   std::vector<std::vector<std::vector<UnitChunk>>> by_server_;
 };
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/client/push_link.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/status_macros.h"
+#include "common/rule.h"
 #include "rpc/bulk_message.h"
 
 namespace ballast {
@@ -23,95 +22,43 @@ StagedGradient::~StagedGradient() {
   state_->changed.NotifyAll();
 }
 
-PushLink::PushLink(const ServerAddress& server,
-                   const std::shared_ptr<grpc::Channel>& channel,
-                   PassState* state)
+PushLink::PushLink(const ServerAddress& server, PassState* state)
     : server_(server),
-      channel_(channel),
       state_(*state),
-      writer_([this] { RunWriter(); }),
-      reader_([this] { RunReader(); }) {}
+      link_(server.name, server.address, kPushMethod, state, this) {}
 
-PushLink::~PushLink() {
-  Break();
+void PushLink::Open(const PassIdentity& identity, size_t targets) {
   {
     MutexLock lock(&state_.mutex);
-    stopping_ = true;
-    writer_work_.NotifyAll();
-    reader_work_.NotifyAll();
+    identity_ = identity;
+    greeted_ = false;
+    credit_ = 0;
+    open_.assign(targets, 0);
   }
-  writer_.join();
-  reader_.join();
+  link_.Open();
 }
 
-void PushLink::Open(const PassIdentity& identity, absl::Duration timeout) {
-  std::shared_ptr<RawStream> stream =
-      RawStream::Open(channel_, kPushMethod, timeout);
-  MutexLock lock(&state_.mutex);
-  identity_ = identity;
-  stream_ = std::move(stream);
-  greeted_ = false;
-  broken_ = false;
-  credit_ = 0;
-  reader_work_.NotifyAll();
-}
-
-void PushLink::Push(const BulkItem& item,
+void PushLink::Push(size_t target, const BulkItem& item,
                     std::shared_ptr<const StagedGradient> gradient) {
   MutexLock lock(&state_.mutex);
-  queue_.push_back({item, std::move(gradient)});
-  writer_work_.NotifyAll();
-  reader_work_.NotifyAll();
+  queue_.push_back({target, item, std::move(gradient)});
+  ++open_[target];
+  link_.Wake();
 }
 
-bool PushLink::Idle() const {
-  return greeted_ && !writing_ && queue_.empty() && unacknowledged_.empty();
-}
-
-int64_t PushLink::OldestChunk() const {
+const BulkItem* PushLink::Oldest() const {
   if (!unacknowledged_.empty()) {
-    return unacknowledged_.begin()->second.front().item.chunk;
+    return &unacknowledged_.begin()->second.front().item;
   }
-  return queue_.empty() ? -1 : int64_t{queue_.front().item.chunk};
-}
-
-absl::Status PushLink::Close() {
-  std::shared_ptr<RawStream> stream;
-  {
-    MutexLock lock(&state_.mutex);
-    while (reading_ || writing_) {
-      state_.changed.Wait(&state_.mutex);
-    }
-    stream = stream_;
-  }
-  if (stream == nullptr) {
-    return absl::OkStatus();
-  }
-  // It stays in reach of Cancel meanwhile: the server may never answer.
-  absl::Status status = stream->Finish();
-  MutexLock lock(&state_.mutex);
-  stream_ = nullptr;
-  return status;
+  return queue_.empty() ? nullptr : &queue_.front().item;
 }
 
 void PushLink::Break() {
+  link_.Break();
   // These end after the lock is given back.
-  std::shared_ptr<RawStream> stream;
   std::deque<Piece> queue;
   std::map<uint64_t, std::vector<Piece>> unacknowledged;
-  {
-    MutexLock lock(&state_.mutex);
-    broken_ = true;
-    stream = stream_;
-  }
-  if (stream != nullptr) {
-    stream->Cancel();
-  }
   MutexLock lock(&state_.mutex);
-  while (reading_ || writing_) {
-    state_.changed.Wait(&state_.mutex);
-  }
-  stream_ = nullptr;
   queue.swap(queue_);
   unacknowledged.swap(unacknowledged_);
 }
@@ -134,82 +81,37 @@ std::vector<PushLink::Piece> PushLink::NextPieces() {
   return pieces;
 }
 
-void PushLink::RunWriter() {
-  while (true) {
-    std::shared_ptr<RawStream> stream;
-    BulkHeader header;
-    std::vector<BulkPayload> payloads;
-    {
-      MutexLock lock(&state_.mutex);
-      writing_ = false;
-      state_.changed.NotifyAll();
-      std::vector<Piece> pieces;
-      while (!stopping_) {
-        if (stream_ != nullptr && greeted_ && !broken_) {
-          pieces = NextPieces();
-          if (!pieces.empty()) {
-            break;
-          }
-        }
-        writer_work_.Wait(&state_.mutex);
-      }
-      if (stopping_) {
-        return;
-      }
-      writing_ = true;
-      stream = stream_;
-      header.kind = BulkKind::kPush;
-      header.timeline = identity_.timeline;
-      header.step = identity_.step;
-      header.incarnation = identity_.incarnation;
-      header.placement_version = identity_.placement_version;
-      header.sequence = next_sequence_++;
-      for (const Piece& piece : pieces) {
-        header.items.push_back(piece.item);
-        payloads.push_back(
-            {piece.gradient->data(), piece.item.payload_bytes, piece.gradient});
-      }
-      pushed_bytes_ += header.payload_bytes();
-      unacknowledged_.emplace(header.sequence, std::move(pieces));
-    }
-    // When this fails the reader learns why, and everyone through the state.
-    stream->Write(MakeBulkMessage(header, std::move(payloads))).IgnoreError();
+std::optional<grpc::ByteBuffer> PushLink::NextMessage() {
+  AssertHeld();
+  std::vector<Piece> pieces = greeted_ ? NextPieces() : std::vector<Piece>();
+  if (pieces.empty()) {
+    return std::nullopt;
   }
+  BulkHeader header;
+  header.kind = BulkKind::kPush;
+  header.timeline = identity_.timeline;
+  header.step = identity_.step;
+  header.incarnation = identity_.incarnation;
+  header.placement_version = identity_.placement_version;
+  header.sequence = next_sequence_++;
+  std::vector<BulkPayload> payloads;
+  for (const Piece& piece : pieces) {
+    header.items.push_back(piece.item);
+    payloads.push_back(
+        {piece.gradient->data(), piece.item.payload_bytes, piece.gradient});
+  }
+  pushed_bytes_ += header.payload_bytes();
+  unacknowledged_.emplace(header.sequence, std::move(pieces));
+  return MakeBulkMessage(header, std::move(payloads));
 }
 
-void PushLink::RunReader() {
-  while (true) {
-    std::shared_ptr<RawStream> stream;
-    {
-      MutexLock lock(&state_.mutex);
-      reading_ = false;
-      state_.changed.NotifyAll();
-      // The hello must be read even when nothing is pushed: a stream does not
-      // end before its messages are read.
-      while (!stopping_ &&
-             (stream_ == nullptr || broken_ ||
-              (greeted_ && unacknowledged_.empty() && queue_.empty()))) {
-        reader_work_.Wait(&state_.mutex);
-      }
-      if (stopping_) {
-        return;
-      }
-      reading_ = true;
-      stream = stream_;
-    }
-    auto buffer = stream->Read();
-    const absl::Status status = buffer.ok() ? Take(*buffer) : buffer.status();
-    if (!status.ok()) {
-      MutexLock lock(&state_.mutex);
-      broken_ = true;
-      state_.Fail(server_.name, status);
-    }
-  }
+bool PushLink::AwaitsMessage() const {
+  AssertHeld();
+  // The hello comes first, whether or not there is anything to push.
+  return !greeted_ || !Idle();
 }
 
-absl::Status PushLink::Take(const grpc::ByteBuffer& buffer) {
-  BALLAST_ASSIGN_OR_RETURN(const BulkMessage message,
-                           BulkMessage::Parse(buffer));
+absl::Status PushLink::Take(const BulkMessage& message) {
   const BulkHeader& header = message.header();
   switch (header.kind) {
     case BulkKind::kError:
@@ -218,7 +120,7 @@ absl::Status PushLink::Take(const grpc::ByteBuffer& buffer) {
       MutexLock lock(&state_.mutex);
       greeted_ = true;
       credit_ += header.credit_bytes;
-      writer_work_.NotifyAll();
+      link_.Wake();
       return absl::OkStatus();
     }
     case BulkKind::kPushAck:
@@ -235,7 +137,7 @@ absl::Status PushLink::Acknowledge(const BulkHeader& header) {
   MutexLock lock(&state_.mutex);
   credit_ += header.credit_bytes;
   ++progress_;
-  writer_work_.NotifyAll();
+  link_.Wake();
   state_.changed.NotifyAll();
   const auto found = unacknowledged_.find(header.sequence);
   if (found == unacknowledged_.end()) {
@@ -243,7 +145,9 @@ absl::Status PushLink::Acknowledge(const BulkHeader& header) {
                                             header.sequence,
                                             " that was not sent"));
   }
-  if (!server_.IsLife(header.incarnation)) {
+  // An earlier life's answer says nothing about what this one has.
+  if (BALLAST_RULE(kAckNamesServerLife) &&
+      header.incarnation != server_.incarnation) {
     return absl::AbortedError(
         absl::StrCat("an acknowledgement of incarnation ", header.incarnation,
                      "; the gradients went to ", server_.incarnation));
@@ -255,6 +159,9 @@ absl::Status PushLink::Acknowledge(const BulkHeader& header) {
   }
   done = std::move(found->second);
   unacknowledged_.erase(found);
+  for (const Piece& piece : done) {
+    --open_[piece.target];
+  }
   return absl::OkStatus();
 }
 

@@ -1,27 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Push stream to one server. Gradients wait in host memory until the server
 // has granted credit, go out with as many as are ready in one message, and are
-// kept until they are acknowledged.
+// kept until the life they were pushed to has acknowledged them.
 
 #pragma once
-
-#include <grpcpp/channel.h>
 
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
-#include <string>
-#include <thread>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "offload/arena.h"
 #include "proto/bulk.h"
-#include "rpc/raw_stream.h"
 #include "worker/client/pass_state.h"
 #include "worker/client/placement_map.h"
+#include "worker/client/stream_link.h"
 
 namespace ballast {
 
@@ -40,37 +36,48 @@ class StagedGradient {
   ArenaBuffer buffer_;
 };
 
-// One thread calls Open, Push, Close and Break; the rest is thread-safe.
-class PushLink {
+// One thread calls Open, Push and Break; the rest is thread-safe.
+class PushLink : private StreamUser {
  public:
   // `state` outlives the link.
-  PushLink(const ServerAddress& server,
-           const std::shared_ptr<grpc::Channel>& channel, PassState* state);
-  ~PushLink();
+  PushLink(const ServerAddress& server, PassState* state);
 
-  // Opens a stream that lasts at most `timeout`. The link must be idle.
-  void Open(const PassIdentity& identity, absl::Duration timeout);
+  // Opens a stream for gradients of `targets` kinds, counted apart.
+  void Open(const PassIdentity& identity, size_t targets);
   // Queues a gradient; what goes wrong fails the state.
   // shared: the link holds it until the acknowledgement, gRPC until it is sent.
-  void Push(const BulkItem& item,
+  void Push(size_t target, const BulkItem& item,
             std::shared_ptr<const StagedGradient> gradient);
-  // Ends the stream, which must be Idle.
-  absl::Status Close();
   // Breaks the stream off; nothing is held any more when it returns.
   void Break();
+
   // Tells clang's analysis that the caller holds the pass's mutex, which it
   // knows by another name.
   void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK(state_.mutex) {}
-  // For breaking it off from another thread; null when there is none.
   std::shared_ptr<RawStream> stream() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
-    return stream_;
+    return link_.stream();
   }
-  // Greeted, and everything acknowledged.
-  bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
-  // The oldest gradient not acknowledged: chunk id; -1 for none.
-  int64_t OldestChunk() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
-  const std::string& name() const { return server_.name; }
+  // Whether the server may still answer.
+  bool IsOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
+    return link_.IsOpen();
+  }
+  // Whether the server has granted credit yet.
+  bool greeted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
+    return greeted_;
+  }
+  // Everything that was pushed is acknowledged.
+  bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
+    return queue_.empty() && unacknowledged_.empty();
+  }
+  // The oldest gradient not acknowledged; null for none.
+  const BulkItem* Oldest() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
+  // Whether all that was pushed of `target` since Open is acknowledged by
+  // server().incarnation; also after Break.
+  bool HasAll(size_t target) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
+    return open_[target] == 0;
+  }
+  const ServerAddress& server() const { return server_; }
   // Payload bytes so far.
   uint64_t pushed_bytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
     return pushed_bytes_;
@@ -82,41 +89,33 @@ class PushLink {
 
  private:
   struct Piece {
+    size_t target = 0;
     BulkItem item;
     std::shared_ptr<const StagedGradient> gradient;
   };
 
-  void RunWriter();
-  void RunReader();
+  std::optional<grpc::ByteBuffer> NextMessage() override;
+  bool AwaitsMessage() const override;
+  absl::Status Take(const BulkMessage& message) override;
   // What the next message takes off the queue; empty: wait.
   std::vector<Piece> NextPieces() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
-  absl::Status Take(const grpc::ByteBuffer& buffer);
   absl::Status Acknowledge(const BulkHeader& header);
 
   const ServerAddress server_;
-  const std::shared_ptr<grpc::Channel> channel_;
   PassState& state_;
-  CondVar writer_work_;
-  CondVar reader_work_;
   PassIdentity identity_ ABSL_GUARDED_BY(state_.mutex);
-  // shared: two threads of the link and the step's use it at once, and whoever
-  // lets go last ends it.
-  std::shared_ptr<RawStream> stream_ ABSL_GUARDED_BY(state_.mutex);
   bool greeted_ ABSL_GUARDED_BY(state_.mutex) = false;
-  bool writing_ ABSL_GUARDED_BY(state_.mutex) = false;
-  bool reading_ ABSL_GUARDED_BY(state_.mutex) = false;
-  bool broken_ ABSL_GUARDED_BY(state_.mutex) = false;
-  bool stopping_ ABSL_GUARDED_BY(state_.mutex) = false;
   uint64_t credit_ ABSL_GUARDED_BY(state_.mutex) = 0;
   uint64_t next_sequence_ ABSL_GUARDED_BY(state_.mutex) = 1;
   std::deque<Piece> queue_ ABSL_GUARDED_BY(state_.mutex);
   // By the sequence of their message.
   std::map<uint64_t, std::vector<Piece>> unacknowledged_
       ABSL_GUARDED_BY(state_.mutex);
+  // By target: pushed and not acknowledged.
+  std::vector<uint64_t> open_ ABSL_GUARDED_BY(state_.mutex);
   uint64_t pushed_bytes_ ABSL_GUARDED_BY(state_.mutex) = 0;
   uint64_t progress_ ABSL_GUARDED_BY(state_.mutex) = 0;
-  std::thread writer_;
-  std::thread reader_;
+  StreamLink link_;
 };
 
 }  // namespace ballast

@@ -3,9 +3,9 @@
 // tensor out, both by chunk, on streams that last one pass. Whether something
 // was asked for ahead of time changes when it arrives and nothing else.
 //
-// Every wait is bounded: when no server has answered anything for
-// Options::silence_max, the wait ends with DEADLINE_EXCEEDED and says who waits
-// for whom and for what.
+// A server that is gone fails the pass at once. Every wait is bounded: when no
+// server has answered anything for Options::silence_max, the wait ends with
+// DEADLINE_EXCEEDED and says who waits for whom and for what.
 
 #pragma once
 
@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/span.h"
 #include "worker/client/pass_state.h"
 #include "worker/client/placement_map.h"
 #include "worker/step/step_io.h"
@@ -42,21 +43,42 @@ class ShardClient : public WeightSource, public GradientSink {
       const Options& options);
   ~ShardClient() override;
 
-  // From now on talks to these servers. No pass may be open.
-  void SetPlacement(PlacementMap placement);
-  // Null before the first SetPlacement.
-  const PlacementMap* placement() const { return placement_.get(); }
+  // From now on talks to these servers; connections to lives that stay are
+  // kept. No pass may be open.
+  // shared: the caller's thread hands it over and keeps it.
+  void SetPlacement(std::shared_ptr<const PlacementMap> placement);
+  // Makes new connections to all, in case that one leads nowhere.
+  void Reconnect();
 
-  // Opens a pass; `push` when gradients will follow. Lifts an earlier Cancel.
-  // The identity's placement version is filled in.
-  void Begin(PassIdentity identity, bool push);
-  // Blocks until every gradient is acknowledged, then ends the streams.
+  // Gradients that lie in `node`, and the servers (indices) that get them.
+  struct Target {
+    Span node;
+    std::vector<uint32_t> servers;
+  };
+  // That every gradient of a target was acknowledged by this life of a server.
+  struct Ack {
+    size_t target = 0;
+    uint32_t server = 0;
+    uint64_t incarnation = 0;
+  };
+
+  // Opens pass `pass` (they grow); no targets when only weights are read. The
+  // identity's placement version is filled in.
+  // Errors: CANCELLED    it was cancelled before.
+  //         UNAVAILABLE  a server that owns chunks is not in.
+  absl::Status Begin(uint64_t pass, PassIdentity identity,
+                     std::vector<Target> targets);
+  // After the last Push: blocks until every gradient is acknowledged, or a
+  // server has failed and the others have had a moment to answer.
   // Errors: those of the servers; DEADLINE_EXCEEDED  see above.
   absl::Status End();
-  // Breaks the pass off: nothing is written or held any more.
+  // Ends the streams: nothing is written or held any more.
   void Drop();
-  // Any thread: makes the pass in progress fail with CANCELLED soon.
-  void Cancel();
+  // Of the last pass, once End was called and until the next Begin.
+  std::vector<Ack> Acks() const;
+  // Any thread: makes that pass and all before it fail with CANCELLED, soon
+  // when it is open, else when it begins; a later one does not notice.
+  void Cancel(uint64_t pass);
 
   absl::Status Prefetch(uint32_t unit, uint64_t version, StreamMark after,
                         absl::Span<std::byte* const> destination) override;
@@ -74,21 +96,37 @@ class ShardClient : public WeightSource, public GradientSink {
   // Any thread: payload bytes since the client was made.
   uint64_t fetched_bytes() const;
   uint64_t pushed_bytes() const;
+  // Any thread: grows when anything arrives.
+  uint64_t progress() const;
   // Time that Push and End spent waiting.
   absl::Duration push_waited() const { return push_waited_; }
 
  private:
   explicit ShardClient(const Options& options, std::unique_ptr<Arena> staging);
 
+  // The links to one server that owns chunks.
+  struct Links {
+    uint32_t server = 0;  // Index into the placement's.
+    std::unique_ptr<FetchLink> fetch;
+    std::unique_ptr<PushLink> push;
+  };
+
+  // Makes links_ what placement_ says; `keep` those of lives that stay.
+  void Relink(bool keep);
   // Blocks until `done` says so; `what` names what is missing. Both run under
   // the lock.
   template <typename Done, typename What>
   absl::Status Await(const Done& done, const What& what);
-  // Grows when anything arrives.
+  // Lets the servers that have not failed give their last answers.
+  void AwaitOthers();
   uint64_t Progress() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mutex);
   absl::StatusOr<std::shared_ptr<const StagedGradient>> Stage(const float* data,
                                                               uint64_t elems,
                                                               uint32_t chunk);
+  // Index into targets_ of the one that holds `span`.
+  absl::StatusOr<size_t> TargetOf(const Span& span) const;
+  // "chunk 7 of h.3.attn.weight".
+  std::string ChunkName(uint32_t chunk) const;
   std::string MissingUnit(uint32_t unit) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mutex);
   std::string MissingAck() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mutex);
@@ -96,13 +134,20 @@ class ShardClient : public WeightSource, public GradientSink {
   const Options options_;
   // shared: gradients that gRPC still sends hold it.
   const std::shared_ptr<PassState> state_;
-  std::unique_ptr<PlacementMap> placement_;
-  // By server. The step's thread writes them under the lock and reads them
-  // freely; other threads read them under the lock.
-  std::vector<std::unique_ptr<FetchLink>> fetch_;
-  std::vector<std::unique_ptr<PushLink>> push_;
+  // shared: see SetPlacement.
+  std::shared_ptr<const PlacementMap> placement_;
+  // The step's thread writes it under the lock and reads it freely; other
+  // threads read it under the lock.
+  std::vector<Links> links_;
   PassIdentity identity_;
-  bool pushing_ = false;
+  std::vector<Target> targets_;
+  // links_ by server, null for one that owns nothing; and by target and server,
+  // whether it goes there.
+  std::vector<Links*> by_server_;
+  std::vector<std::vector<bool>> wanted_;
+  bool ended_ = false;  // End was called.
+  uint64_t pass_ ABSL_GUARDED_BY(state_->mutex) = 0;
+  uint64_t cancelled_ ABSL_GUARDED_BY(state_->mutex) = 0;  // This and earlier.
   Waiting waiting_ ABSL_GUARDED_BY(state_->mutex);
   // Of links that are gone.
   uint64_t fetched_before_ ABSL_GUARDED_BY(state_->mutex) = 0;

@@ -89,25 +89,30 @@ class FakeShard
     : public v1::Shard::WithRawCallbackMethod_Fetch<
           v1::Shard::WithRawCallbackMethod_Push<v1::Shard::Service>> {
  public:
+  static constexpr uint64_t kLife = 9;
   struct Options {
     const ChunkTable* table = nullptr;
     TensorValues values = {};
     uint64_t credit_bytes = 1 << 20;
-    bool silent = false;            // Never answers a fetch.
-    bool hold_end = false;          // Never ends a Fetch stream.
-    uint64_t incarnation = 0;       // In answers to fetches.
+    bool silent = false;           // Never answers a fetch.
+    bool hold_end = false;         // Never ends a Fetch stream.
+    bool deaf = false;             // Never acknowledges a push.
+    uint64_t incarnation = kLife;  // In answers to fetches.
+    uint64_t ack_incarnation = kLife;
     absl::Status fetch_error = {};  // Answers every fetch with it.
   };
   explicit FakeShard(Options options) : options_(std::move(options)) {}
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Fetch(
       grpc::CallbackServerContext*) override {
+    ++streams_;
     return new AnsweringReactor(
         {}, [this](const BulkMessage& request) { return Serve(request); },
         options_.hold_end ? &held_ends_ : nullptr);
   }
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Push(
       grpc::CallbackServerContext*) override {
+    ++streams_;
     BulkHeader hello;
     hello.kind = BulkKind::kHello;
     hello.credit_bytes = options_.credit_bytes;
@@ -116,8 +121,8 @@ class FakeShard
         [this](const BulkMessage& push) { return Take(push); });
   }
 
-  // Fetch streams that the client has ended and this server has not.
-  int held_ends() const { return held_ends_; }
+  // Opened so far.
+  int streams() const { return streams_; }
 
   struct Gradient {
     BulkItem item;
@@ -160,9 +165,12 @@ class FakeShard
   }
 
   std::vector<grpc::ByteBuffer> Take(const BulkMessage& push) {
+    if (options_.deaf) {
+      return {};
+    }
     BulkHeader ack = push.header();
     ack.kind = BulkKind::kPushAck;
-    ack.incarnation = 0;
+    ack.incarnation = options_.ack_incarnation;
     ack.credit_bytes = push.header().payload_bytes();
     EXPECT_LE(ack.credit_bytes, options_.credit_bytes);
     MutexLock lock(&mutex_);
@@ -179,6 +187,7 @@ class FakeShard
 
   const Options options_;
   std::atomic<int> held_ends_ = 0;
+  std::atomic<int> streams_ = 0;
   Mutex mutex_;
   std::vector<Gradient> gradients_ ABSL_GUARDED_BY(mutex_);
 };

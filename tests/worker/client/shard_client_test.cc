@@ -26,6 +26,7 @@ using testing::SmallJob;
 using testing::SmallValues;
 
 constexpr uint64_t kChunkElems = 1024;
+constexpr uint64_t kLife = testing::FakeShard::kLife;
 
 class Quiet : public PassObserver {
  public:
@@ -65,7 +66,7 @@ class ShardClientTest : public ::testing::Test {
       v1::ServerEntry* const server = placement.add_servers();
       server->set_name(absl::StrCat("server-", shards_.size() - 1));
       server->set_address(endpoints_.back()->address());
-      server->set_incarnation(server_incarnation_);
+      server->set_incarnation(kLife);
     }
     for (size_t chunk = 0; chunk < table_.chunks().size(); ++chunk) {
       placement.add_owner(static_cast<uint32_t>(chunk % 2));
@@ -75,24 +76,50 @@ class ShardClientTest : public ::testing::Test {
                                    .silence_max = silence,
                                    .device = device_.get()})
                   .value();
-    client_->SetPlacement(
-        PlacementMap::Create(placement, family_->layout()).value());
+    placement_ = placement;
+    Place();
+  }
+  void Place() {
+    client_->SetPlacement(std::make_shared<const PlacementMap>(
+        PlacementMap::Create(placement_, family_->layout()).value()));
   }
 
-  absl::Status Step(uint32_t prefetch) {
+  absl::Status Begin(std::vector<ShardClient::Target> targets) {
+    return client_->Begin(++pass_, {.timeline = 1, .step = 7, .incarnation = 5},
+                          std::move(targets));
+  }
+  // Everything to both.
+  std::vector<ShardClient::Target> Whole() const {
+    return {{{0, job_.batch.micro_batches}, {0, 1}}};
+  }
+
+  absl::Status Step(uint32_t prefetch) { return Step(prefetch, Whole()); }
+  absl::Status Step(uint32_t prefetch,
+                    std::vector<ShardClient::Target> targets) {
+    absl::Status status = Compute(prefetch, std::move(targets));
+    if (status.ok()) {
+      status = client_->End();
+    }
+    client_->Drop();
+    return status;
+  }
+  // A step up to its last push.
+  absl::Status Compute(uint32_t prefetch,
+                       std::vector<ShardClient::Target> targets) {
     StepExecutor executor(family_.get(), device_.get(), host_.get(),
                           {.prefetch = prefetch});
     const uint32_t total = job_.batch.micro_batches;
-    client_->Begin({.timeline = 1, .step = 7, .incarnation = 5}, true);
+    if (const absl::Status status = Begin(std::move(targets)); !status.ok()) {
+      return status;
+    }
     Quiet quiet;
     const auto result =
         executor.Train({.version = 6, .total = total, .nodes = {{0, total}}},
                        batches_, client_.get(), client_.get(), &quiet);
-    if (!result.ok()) {
-      return result.status();
+    if (result.ok()) {
+      losses_ = result->losses;
     }
-    losses_ = result->losses;
-    return client_->End();
+    return result.status();
   }
 
   // By tensor name, assembled from what both servers got.
@@ -139,7 +166,8 @@ class ShardClientTest : public ::testing::Test {
   std::unique_ptr<ShardClient> client_;
   std::vector<double> losses_;
   int losses_seen_ = 0;
-  uint64_t server_incarnation_ = 0;  // In the placement; 0: any will do.
+  v1::Placement placement_;
+  uint64_t pass_ = 0;
 };
 
 TEST_F(ShardClientTest, StepOverTheWireHasTheBitsOfALocalOne) {
@@ -172,7 +200,8 @@ TEST_F(ShardClientTest, ASilentServerEndsTheWaitByName) {
   const absl::Status status = Step(1);
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("worker-0 waits for server-1: unit embedding"));
+              HasSubstr("worker-0 waits for server-1: unit embedding, chunk 1 "
+                        "of wpe.weight, for step 7 since 0 s"));
   EXPECT_EQ(device_->used_bytes(), 0u);
 }
 
@@ -191,7 +220,6 @@ TEST_F(ShardClientTest, AServerThatIsGoneFailsThePassByName) {
   const absl::Status status = Step(1);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("server-1"));
-  client_->Drop();
 }
 
 TEST_F(ShardClientTest, CancelEndsAWaitAndTheNextPassStartsAfresh) {
@@ -201,41 +229,103 @@ TEST_F(ShardClientTest, CancelEndsAWaitAndTheNextPassStartsAfresh) {
     while (client_->waiting().what.empty()) {
       std::this_thread::yield();
     }
-    client_->Cancel();
+    client_->Cancel(1);
   });
   EXPECT_EQ(Step(1).code(), absl::StatusCode::kCancelled);
   canceller.join();
   client_->Drop();
   // The other server still answers.
-  client_->Begin({.timeline = 1, .step = 8, .incarnation = 5}, true);
+  ASSERT_TRUE(Begin(Whole()).ok());
   const absl::Status status = client_->End();
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST_F(ShardClientTest, CancelReachesAStreamThatTheServerDoesNotEnd) {
-  Start({.hold_end = true}, {});
-  client_->Begin({.timeline = 1, .step = 0, .incarnation = 5}, false);
-  std::thread canceller([this] {
-    // Not before the client waits for the end.
-    while (shards_[0]->held_ends() == 0) {
-      std::this_thread::yield();
-    }
-    client_->Cancel();
-  });
-  const absl::Status status = client_->End();
-  canceller.join();
-  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
+TEST_F(ShardClientTest, ALateCancelDoesNotTouchTheNextPassButItsOwn) {
+  Start({}, {});
+  ASSERT_TRUE(Step(1).ok());
+  ASSERT_TRUE(Begin(Whole()).ok());
+  client_->Cancel(1);  // Of the pass before.
+  EXPECT_TRUE(client_->End().ok());
   client_->Drop();
+  client_->Cancel(3);  // Before it begins.
+  EXPECT_EQ(Begin(Whole()).code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(Step(1).ok());
+}
+
+TEST_F(ShardClientTest, AServerThatEndsNoStreamKeepsNobody) {
+  Start({.hold_end = true}, {});
+  EXPECT_TRUE(Step(0).ok());
+  EXPECT_TRUE(Step(0).ok());
 }
 
 TEST_F(ShardClientTest, WeightsOfAnotherLifeOfTheServerAreRefused) {
-  server_incarnation_ = 9;
-  Start({.incarnation = 9}, {.incarnation = 8});
+  Start({}, {.incarnation = kLife + 1});
   const absl::Status status = Step(0);
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("server-1: weights of incarnation 8"));
+              HasSubstr("server-1: weights of incarnation 10; the placement "
+                        "names 9"));
+}
+
+TEST_F(ShardClientTest, AnAcknowledgementOfAnotherLifeCountsForNothing) {
+  Start({}, {.ack_incarnation = kLife + 1});
+  const absl::Status status = Step(0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("server-1: an acknowledgement of incarnation 10"));
+}
+
+TEST_F(ShardClientTest, OnlyTheServersThatMissANodeGetIt) {
+  Start({}, {});
+  ASSERT_TRUE(Step(0, {{{0, job_.batch.micro_batches}, {1}}}).ok());
+  EXPECT_TRUE(shards_[0]->gradients().empty());
+  EXPECT_FALSE(shards_[1]->gradients().empty());
+  const std::vector<ShardClient::Ack> acks = client_->Acks();
+  ASSERT_EQ(acks.size(), 1u);
+  EXPECT_EQ(acks[0].server, 1u);
+  EXPECT_EQ(acks[0].incarnation, kLife);
+}
+
+TEST_F(ShardClientTest, AServerThatFailsDoesNotLoseTheAnswersOfTheOther) {
+  const uint64_t room = uint64_t{16} << 20;
+  Start({}, {.credit_bytes = room, .deaf = true}, room);
+  ASSERT_TRUE(Compute(0, Whole()).ok());
+  EXPECT_TRUE(client_->Acks().empty());  // More might have come.
+  endpoints_[1]->Stop(absl::ZeroDuration());
+  const absl::Status status = client_->End();
   client_->Drop();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  const std::vector<ShardClient::Ack> acks = client_->Acks();
+  ASSERT_EQ(acks.size(), 1u);
+  EXPECT_EQ(acks[0].server, 0u);
+  EXPECT_EQ(acks[0].incarnation, kLife);
+}
+
+TEST_F(ShardClientTest, ALifeThatStaysKeepsItsConnection) {
+  Start({}, {});
+  ASSERT_TRUE(Step(0).ok());
+  const uint64_t pushed = client_->pushed_bytes();
+  endpoints_[1]->Stop(absl::ZeroDuration());
+  placement_.mutable_servers(1)->set_incarnation(0);
+  Place();
+  EXPECT_EQ(client_->pushed_bytes(), pushed);
+  EXPECT_EQ(Begin(Whole()).code(), absl::StatusCode::kUnavailable);
+  // Its next life has another address.
+  shards_[1] = std::make_unique<FakeShard>(
+      FakeShard::Options{.table = &table_,
+                         .values = SmallValues,
+                         .incarnation = kLife + 1,
+                         .ack_incarnation = kLife + 1});
+  endpoints_[1] = Endpoint::Start("127.0.0.1", 0, {shards_[1].get()}).value();
+  placement_.mutable_servers(1)->set_address(endpoints_[1]->address());
+  placement_.mutable_servers(1)->set_incarnation(kLife + 1);
+  Place();
+  const absl::Status status = Step(0);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(client_->pushed_bytes(), 2 * pushed);
+  EXPECT_EQ(shards_[0]->streams(), 4);  // Two a pass.
+  client_->Reconnect();
+  EXPECT_TRUE(Step(0).ok());
 }
 
 TEST(PlacementMapTest, RefusesAnotherModelAndAWrongCount) {
