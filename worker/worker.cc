@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -174,7 +175,8 @@ Worker::Event Worker::NextEvent() {
     if (left <= absl::ZeroDuration()) {
       return {};
     }
-    changed_.WaitFor(&mutex_, left);
+    // The system's clock knows no infinity.
+    changed_.WaitFor(&mutex_, std::min(left, absl::Hours(1)));
   }
   Event event = std::move(events_.front());
   events_.pop_front();
