@@ -255,7 +255,7 @@ void StepGradients::AddFromLog(size_t position, const SpanBook::Merge& merge,
   in_log->adding = true;
   pool_->scratch_taken = true;
   ++pool_->in_flight;
-  pool_->log->Read(
+  LogOf(*in_log)->Read(
       in_log->name, *in_log->log, pool_->scratch,
       [pool = pool_, mailbox = pool_->mailbox, position, merge, in_ram, in_log,
        self =
@@ -332,9 +332,11 @@ bool StepGradients::Append(size_t position, const SpanKey& key,
                            const PiecePointer& piece, bool stay) {
   const bool complete = chunks_[position].complete;
   const uint64_t record_bytes = LogRecordBytes(Bytes(position));
-  waits_for_log_ = pool_->may_append && !pool_->may_append(record_bytes);
-  if (waits_for_log_) {
-    return false;
+  if (complete) {
+    waits_for_log_ = pool_->may_append && !pool_->may_append(record_bytes);
+    if (waits_for_log_) {
+      return false;
+    }
   }
   piece->name = {timeline_, step_, shapes_[position].chunk,
                  complete ? kAllUses : key.use, key.span};
@@ -345,7 +347,7 @@ bool StepGradients::Append(size_t position, const SpanKey& key,
   // The position may be read after `done`, which may run before Append is back.
   auto where = std::make_shared<absl::StatusOr<LogPosition>>(
       absl::InternalError("not appended"));
-  *where = pool_->log->Append(
+  *where = LogOf(*piece)->Append(
       piece->name, piece->ram.data(), Bytes(position),
       [pool = pool_, mailbox = pool_->mailbox, piece, where, stay, complete,
        self =
@@ -378,7 +380,7 @@ bool StepGradients::Append(size_t position, const SpanKey& key,
     pool_->fail(where->status());
     return false;
   }
-  logged_bytes_ += record_bytes;
+  logged_bytes_ += complete ? record_bytes : 0;
   return true;
 }
 
@@ -386,17 +388,17 @@ void StepGradients::ReadBack(const PiecePointer& piece) {
   BALLAST_CHECK(piece->log.has_value() && piece->ram);
   piece->reading = true;
   ++pool_->in_flight;
-  pool_->log->Read(piece->name, *piece->log, piece->ram.data(),
-                   [pool = pool_, mailbox = pool_->mailbox,
-                    piece](const absl::Status& status) {
-                     mailbox->Post([pool, piece, status] {
-                       --pool->in_flight;
-                       piece->reading = false;
-                       if (!status.ok()) {
-                         pool->fail(status);
-                       }
-                     });
-                   });
+  LogOf(*piece)->Read(piece->name, *piece->log, piece->ram.data(),
+                      [pool = pool_, mailbox = pool_->mailbox,
+                       piece](const absl::Status& status) {
+                        mailbox->Post([pool, piece, status] {
+                          --pool->in_flight;
+                          piece->reading = false;
+                          if (!status.ok()) {
+                            pool->fail(status);
+                          }
+                        });
+                      });
 }
 
 absl::Span<const float> StepGradients::Ready(size_t position) const {

@@ -3,8 +3,9 @@
 // while there is room and in the gradient log otherwise, until the decision
 // lets the update have them (docs/PROTOCOL.md, section 3).
 //
-// Under durability `step` the same log is the redo log: each complete gradient
-// is appended as it completes, and stays in memory too while there is room.
+// Under durability `step` complete gradients have a log of their own, the redo
+// log: each is appended as it completes, and stays in memory too while there is
+// room.
 //
 // Room is made by giving complete gradients to the log first, those that the
 // update needs last before others; gradients arrive in backward order and the
@@ -44,7 +45,8 @@ struct GradientPool {
   std::byte* scratch =
       nullptr;  // One largest gradient; one addition at a time.
   bool scratch_taken = false;
-  GradientLog* log = nullptr;
+  GradientLog* log = nullptr;    // Of complete gradients.
+  GradientLog* spill = nullptr;  // Of others; may be the same.
   std::shared_ptr<Mailbox> mailbox;
   // RESOURCE_EXHAUSTED: the disk is full and it will be tried again.
   std::function<void(const absl::Status&)> fail;
@@ -143,6 +145,9 @@ class StepGradients {
   };
 
   absl::Span<float> Floats(size_t position, const Piece& piece) const;
+  GradientLog* LogOf(const Piece& piece) const {
+    return piece.name.use == kAllUses ? pool_->log : pool_->spill;
+  }
   uint64_t Bytes(size_t position) const {
     return shapes_[position].elem_count * sizeof(float);
   }

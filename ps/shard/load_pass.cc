@@ -150,8 +150,10 @@ absl::Status LoadPass::Start(OptimizerKind optimizer,
 
 absl::Status LoadPass::Work(bool* worked) {
   *worked = false;
-  if (next_ < options_.chunks->chunks().size()) {
-    BALLAST_ASSIGN_OR_RETURN(*worked, Load(&options_.chunks->chunks()[next_]));
+  if (next_ < options_.places.size()) {
+    BALLAST_CRASH_POINT("server.load.chunk");
+    BALLAST_ASSIGN_OR_RETURN(
+        *worked, Load(&options_.chunks->chunks()[options_.places[next_]]));
     next_ += *worked ? 1 : 0;
   }
   return absl::OkStatus();

@@ -42,6 +42,7 @@ ShardEngine::~ShardEngine() {
   bases_.reset();
   checkpoints_.reset();
   chunks_.reset();
+  spill_.reset();
   log_.reset();
 }
 
@@ -456,11 +457,21 @@ void ShardEngine::PublishStats() {
     stats.set_fetched_bytes(fetch_.sent_bytes());
     stats.set_pushed_bytes(push_.taken_bytes());
     const SlabIoStats slab = slab_->stats();
-    const GradientLogStats log = log_->stats();
-    stats.set_log_bytes(log_->bytes());
-    stats.set_log_limit_bytes(log_limit_);
-    stats.set_spilled_bytes_written(slab.bytes_written + log.bytes_written);
-    stats.set_spilled_bytes_read(slab.bytes_read + log.bytes_read);
+    uint64_t written = slab.bytes_written;
+    uint64_t read = slab.bytes_read;
+    for (const GradientLog* log : {log_.get(), spill_.get()}) {
+      if (log != nullptr) {
+        const GradientLogStats stats_of = log->stats();
+        written += stats_of.bytes_written;
+        read += stats_of.bytes_read;
+      }
+    }
+    stats.set_spilled_bytes_written(written);
+    stats.set_spilled_bytes_read(read);
+    if (log_ != nullptr) {
+      stats.set_log_bytes(log_->bytes());
+      stats.set_log_limit_bytes(log_limit_);
+    }
     uint64_t resident = 0;
     uint64_t streamed = 0;
     for (const ChunkState& chunk : chunks_->chunks()) {

@@ -126,7 +126,8 @@ class ShardEngine {
     return options_.job.server.durability != Durability::kCheckpoint;
   }
   absl::Status OpenStore(const Hash128& run);
-  absl::Status OpenLog(uint64_t buffer_bytes);
+  absl::Status OpenLog();
+  absl::Status OpenSpill(uint64_t buffer_bytes);
   absl::Status PlanLog();
   bool MayAppend(uint64_t bytes) const;
   void MakeBases();
@@ -198,7 +199,8 @@ class ShardEngine {
   // Of the memory of an abandoned timeline, which replies may still hold.
   std::weak_ptr<ShardMemory> old_memory_;
   std::unique_ptr<SlabStore> slab_;
-  std::unique_ptr<GradientLog> log_;
+  std::unique_ptr<GradientLog> log_;  // Under durability `step`.
+  std::unique_ptr<GradientLog> spill_;
   GradientPool pool_;
   std::unique_ptr<ChunkStore> chunks_;
   std::vector<GradientShape> shapes_;

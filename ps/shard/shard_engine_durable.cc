@@ -16,8 +16,9 @@
 namespace ballast {
 namespace {
 
-// The plan gives the log's buffers at least this (offload/residency.h).
-constexpr uint64_t kLogBufferBytes = 128 << 10;
+// The plan gives the buffers of both logs at least twice this
+// (offload/residency.h).
+constexpr uint64_t kLogBufferBytes = 64 << 10;
 constexpr uint64_t kLogLimitMin = uint64_t{256} << 20;
 constexpr uint64_t kStepsKept = 4;
 // A log is dropped by segments: many make its size follow what is needed.
@@ -47,26 +48,39 @@ absl::Status ShardEngine::OpenStore(const Hash128& run) {
   store.index_memory_bytes = IndexBytes(options_.job.server.memory);
   BALLAST_ASSIGN_OR_RETURN(slab_, SlabStore::Open(store));
   if (durable()) {
-    BALLAST_RETURN_IF_ERROR(OpenLog(kLogBufferBytes));
+    BALLAST_RETURN_IF_ERROR(OpenLog());
     book_.Fill(slab_->bases(), log_->contents());
   }
   return absl::OkStatus();
 }
 
-absl::Status ShardEngine::OpenLog(uint64_t buffer_bytes) {
+absl::Status ShardEngine::OpenLog() {
   GradientLog::Options log;
   log.disk = options_.disk;
   log.dir = options_.data_dir;
   log.run = *run_;
   log.timeline = view_.timeline;
-  log.buffer_bytes = buffer_bytes;
-  log.keep = durable();
-  if (durable() && options_.job.server.log_limit > 0) {
+  log.buffer_bytes = kLogBufferBytes;
+  log.keep = true;
+  if (options_.job.server.log_limit > 0) {
     log.segment_bytes =
         std::clamp(options_.job.server.log_limit / kSegmentsWanted, kSegmentMin,
                    kSegmentMax);
   }
   BALLAST_ASSIGN_OR_RETURN(log_, GradientLog::Open(log));
+  return absl::OkStatus();
+}
+
+// Not durable; it is emptied with every step. The redo log has a limit that
+// spans which wait for a sibling must not count against.
+absl::Status ShardEngine::OpenSpill(uint64_t buffer_bytes) {
+  GradientLog::Options spill;
+  spill.disk = options_.disk;
+  spill.dir = durable() ? options_.data_dir + "/spill" : options_.data_dir;
+  spill.run = *run_;
+  spill.timeline = view_.timeline;
+  spill.buffer_bytes = durable() ? kLogBufferBytes : buffer_bytes;
+  BALLAST_ASSIGN_OR_RETURN(spill_, GradientLog::Open(spill));
   return absl::OkStatus();
 }
 
@@ -122,12 +136,15 @@ uint64_t ShardEngine::LowestBase() const {
 }
 
 void ShardEngine::DropLog() {
-  const bool keep = durable() && BALLAST_RULE(kLogKeptUntilBase);
-  const uint64_t through = keep ? LowestBase() : version_;
   // What is on its way to or from a segment keeps it from being recycled.
-  log_->DropThrough(through);
-  book_.DropThrough(through);
-  BALLAST_CRASH_POINT("server.log.dropped");
+  spill_->DropThrough(version_);
+  if (durable()) {
+    const uint64_t through =
+        BALLAST_RULE(kLogKeptUntilBase) ? LowestBase() : version_;
+    log_->DropThrough(through);
+    book_.DropThrough(through);
+    BALLAST_CRASH_POINT("server.log.dropped");
+  }
 }
 
 std::unique_ptr<StepGradients> ShardEngine::RestoreStep(uint64_t step,

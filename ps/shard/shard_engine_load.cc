@@ -107,16 +107,15 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
   }
   view_.memory = memory;
 
-  if (!durable()) {
-    BALLAST_RETURN_IF_ERROR(OpenLog(plan.log_buffer_bytes));
-  }
+  BALLAST_RETURN_IF_ERROR(OpenSpill(plan.log_buffer_bytes));
   const auto fail = [this](const absl::Status& status) {
     FailUnlessFull(status);
   };
   pool_ = GradientPool();
   pool_.arena = memory->gradients.get();
   pool_.scratch = memory->scratch.data();
-  pool_.log = log_.get();
+  pool_.log = durable() ? log_.get() : spill_.get();
+  pool_.spill = spill_.get();
   pool_.mailbox = mailbox_;
   pool_.fail = fail;
   if (durable()) {
@@ -292,9 +291,7 @@ absl::Status ShardEngine::BeginLoad() {
   }
   view_.timeline = load_directive_.timeline();
   view_.placement_version = placement.placement_version();
-  if (!durable()) {
-    log_.reset();
-  }
+  spill_.reset();
   BALLAST_RETURN_IF_ERROR(TakeMemory(placement));
   MakeParts();
   LoadPass::Options load;

@@ -92,7 +92,7 @@ class GradientStoreTest : public ::testing::Test {
     scratch_.resize(kElems);
     pool_.arena = arena_.get();
     pool_.scratch = reinterpret_cast<std::byte*>(scratch_.data());
-    pool_.log = &log_;
+    pool_.log = pool_.spill = &log_;
     pool_.mailbox = mailbox_;
     pool_.fail = [](const absl::Status& status) { ADD_FAILURE() << status; };
     for (size_t i = 0; i < chunks; ++i) {
