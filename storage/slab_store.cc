@@ -66,17 +66,24 @@ class SlabStoreImpl final : public SlabStore {
   }
 
   void Write(const Extent& extent, const std::byte* data, Done done) override {
-    bytes_written_.fetch_add(extent.bytes, std::memory_order_relaxed);
-    // A request names one kind of pointer for both directions; a write only
-    // reads through it.
-    Transfer(extent, /*write=*/true, extent.bytes, const_cast<std::byte*>(data),
-             std::move(done));
+    WritePiece(extent, 0, extent.bytes, data, std::move(done));
   }
   void Read(const Extent& extent, uint64_t bytes, std::byte* data,
             Done done) override {
-    BALLAST_CHECK(bytes <= extent.bytes);
+    ReadPiece(extent, 0, bytes, data, std::move(done));
+  }
+  void WritePiece(const Extent& extent, uint64_t offset, uint64_t bytes,
+                  const std::byte* data, Done done) override {
+    bytes_written_.fetch_add(bytes, std::memory_order_relaxed);
+    // A request names one kind of pointer for both directions; a write only
+    // reads through it.
+    Transfer(extent, IoKind::kWrite, offset, bytes,
+             const_cast<std::byte*>(data), std::move(done));
+  }
+  void ReadPiece(const Extent& extent, uint64_t offset, uint64_t bytes,
+                 std::byte* data, Done done) override {
     bytes_read_.fetch_add(bytes, std::memory_order_relaxed);
-    Transfer(extent, /*write=*/false, bytes, data, std::move(done));
+    Transfer(extent, IoKind::kRead, offset, bytes, data, std::move(done));
   }
 
   absl::Status Commit(const StoredCheckpoint& checkpoint) override;
@@ -102,8 +109,8 @@ class SlabStoreImpl final : public SlabStore {
   const std::string& slab_path() const override { return slab_->path(); }
 
  private:
-  void Transfer(const Extent& extent, bool write, uint64_t bytes,
-                std::byte* data, Done done);
+  void Transfer(const Extent& extent, IoKind kind, uint64_t offset,
+                uint64_t bytes, std::byte* data, Done done);
   std::optional<StoredCheckpoint> Find(uint64_t timeline, uint64_t step) const;
   // A pin on each entry's extent, or on none; `what` names them in an error.
   absl::Status Pin(const std::vector<CheckpointEntry>& entries,
@@ -177,16 +184,17 @@ absl::StatusOr<Extent> SlabStoreImpl::Allocate(uint64_t bytes) {
       slab_->path(), " lost every race for ", bytes, " bytes; try again"));
 }
 
-void SlabStoreImpl::Transfer(const Extent& extent, bool write, uint64_t bytes,
-                             std::byte* data, Done done) {
+void SlabStoreImpl::Transfer(const Extent& extent, IoKind kind, uint64_t offset,
+                             uint64_t bytes, std::byte* data, Done done) {
+  BALLAST_CHECK(offset <= extent.bytes && bytes <= extent.bytes - offset);
   {
     MutexLock lock(&mutex_);
     BALLAST_CHECK(extents_.Adopt(extent));  // I/O in flight holds it too.
   }
   IoRequest request;
-  request.kind = write ? IoKind::kWrite : IoKind::kRead;
+  request.kind = kind;
   request.file = slab_.get();
-  request.offset = extent.offset;
+  request.offset = extent.offset + offset;
   request.data = data;
   request.bytes = bytes;
   request.done = [this, extent, done = std::move(done)](absl::Status status) {

@@ -111,6 +111,12 @@ class SlabStore {
   // Reads the first `bytes` (a multiple of 4 KiB) of the extent.
   virtual void Read(const Extent& extent, uint64_t bytes, std::byte* data,
                     Done done) = 0;
+  // The same for `bytes` from `offset` of the extent on, both multiples of
+  // 4 KiB: how a record travels that is larger than a message.
+  virtual void WritePiece(const Extent& extent, uint64_t offset, uint64_t bytes,
+                          const std::byte* data, Done done) = 0;
+  virtual void ReadPiece(const Extent& extent, uint64_t offset, uint64_t bytes,
+                         std::byte* data, Done done) = 0;
 
   // Commits a checkpoint: fdatasync of the slab, then one synced batch. Blocks.
   // Call after the writes of all entries are done. After a failed fdatasync the

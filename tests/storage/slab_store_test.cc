@@ -122,6 +122,37 @@ TEST(SlabStoreTest, ReadsAPrefixOfAnExtent) {
   EXPECT_EQ(store->stats().bytes_read, kPageBytes);
 }
 
+TEST(SlabStoreTest, PiecesOfAnExtentLieWhereTheyBelong) {
+  const testing::TempDir dir;
+  const auto store = Open(dir.path("ps"));
+  const Extent before = *store->Allocate(kBody);
+  const Extent extent = *store->Allocate(kBody);
+  const Extent behind = *store->Allocate(kBody);
+  ASSERT_EQ(Put(store.get(), before, 1), absl::OkStatus());
+  ASSERT_EQ(Put(store.get(), behind, 3), absl::OkStatus());
+  AlignedBuffer data(kBody);
+  testing::FillRandom(2, data.span());
+  constexpr uint64_t kPiece = 6 * kPageBytes;  // The last one is shorter.
+  for (const uint64_t offset : {2 * kPiece, uint64_t{0}, kPiece}) {
+    const uint64_t bytes = std::min(kPiece, kBody - offset);
+    ASSERT_EQ(Await([&](auto done) {
+                store->WritePiece(extent, offset, bytes, data.data() + offset,
+                                  std::move(done));
+              }),
+              absl::OkStatus());
+  }
+  EXPECT_TRUE(Holds(store.get(), before, 1));
+  EXPECT_TRUE(Holds(store.get(), extent, 2));
+  EXPECT_TRUE(Holds(store.get(), behind, 3));
+  AlignedBuffer found(kPiece);
+  ASSERT_EQ(Await([&](auto done) {
+              store->ReadPiece(extent, kPiece, kPiece, found.data(),
+                               std::move(done));
+            }),
+            absl::OkStatus());
+  EXPECT_EQ(std::memcmp(found.data(), data.data() + kPiece, kPiece), 0);
+}
+
 TEST(SlabStoreTest, ExtentsOfALiveCheckpointAreNeverReused) {
   const testing::TempDir dir;
   const auto store = Open(dir.path("ps"));
