@@ -49,6 +49,14 @@ Totals Sum(const ResidencyRequest& request) {
     totals.records += chunk.record_bytes;
     totals.gradient_nodes += gradient * nodes * chunk.uses;
   }
+  if (request.copy_sources > 0) {
+    const ChunkFootprint& largest = request.largest;
+    const uint64_t gradient = RoundUp(largest.gradient_bytes, kPage);
+    totals.record_max = std::max(totals.record_max, largest.record_bytes);
+    totals.prefix_max = std::max(totals.prefix_max, largest.prefix_bytes);
+    totals.gradient_max = std::max(totals.gradient_max, gradient);
+    totals.gradient_nodes = std::max(totals.gradient_nodes, gradient);
+  }
   return totals;
 }
 
@@ -92,7 +100,15 @@ class Planner {
   uint64_t Used() const {
     return plan_.index_bytes + plan_.tables_bytes + plan_.log_buffer_bytes +
            plan_.credit_bytes * request_.workers + plan_.resident_bytes +
-           plan_.window_bytes + plan_.gradient_bytes + plan_.scratch_bytes;
+           plan_.window_bytes + plan_.gradient_bytes + plan_.scratch_bytes +
+           CopiesBytes();
+  }
+
+  // A message of each source, one on its way to the disk and one that leaves.
+  uint64_t CopiesBytes() const {
+    return plan_.copy_sources == 0
+               ? 0
+               : plan_.copy_bytes * (plan_.copy_sources + 2);
   }
 
   // `needed` is for this budget; a smaller one lends RocksDB less.
@@ -115,6 +131,9 @@ class Planner {
     // were planned for.
     plan_.log_buffer_bytes = kLogMin;
     plan_.scratch_bytes = totals_.gradient_max;
+    plan_.copy_sources = request_.copy_sources;
+    plan_.copy_bytes =
+        request_.copy_sources == 0 ? 0 : std::max(totals_.gradient_max, kPage);
   }
 
   // Everything in memory. Returns what it takes at least.
@@ -122,6 +141,9 @@ class Planner {
     FillCommon();
     plan_.resident_bytes = totals_.records;
     plan_.window_bytes = std::max(totals_.prefix_max, totals_.gradient_max);
+    if (request_.copy_sources > 0) {  // Chunks that come stream at first.
+      plan_.window_bytes = std::max(plan_.window_bytes, totals_.record_max);
+    }
     plan_.gradient_bytes = totals_.gradient_nodes;
     plan_.tiers.assign(request_.chunks.size(), Tier::kWhole);
     return Used();
@@ -197,7 +219,8 @@ class Planner {
         {"chunks kept in memory", plan_.resident_bytes},
         {"window for chunks on disk", plan_.window_bytes},
         {"gradients", plan_.gradient_bytes},
-        {"gradient being added", plan_.scratch_bytes}};
+        {"gradient being added", plan_.scratch_bytes},
+        {"copies between servers", CopiesBytes()}};
     plan_.used_bytes = Used();
   }
 

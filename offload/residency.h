@@ -50,6 +50,10 @@ struct ResidencyPlan {
   uint64_t gradient_bytes = 0;  // Gradients being summed or waiting.
   // One gradient read back from the log to be added to another.
   uint64_t scratch_bytes = 0;
+  // Of one message of a copy that comes from or goes to another server; and how
+  // many servers may send at a time.
+  uint64_t copy_bytes = 0;
+  uint64_t copy_sources = 0;
 
   // What every item is and takes; they add up to what is used of the budget.
   std::vector<BudgetItem> items;
@@ -62,6 +66,10 @@ struct ResidencyRequest {
   std::vector<ChunkFootprint> chunks;  // In forward order.
   uint64_t budget_bytes = 0;           // server.memory.
   uint32_t workers = 1;                // At least 1.
+  // Chunks may come from or go to other servers: what the largest of all chunks
+  // takes, and how many servers send at a time. None: nothing moves.
+  ChunkFootprint largest;
+  uint32_t copy_sources = 0;
 };
 
 // What RocksDB may take of a budget: it is opened before the chunks are known.
