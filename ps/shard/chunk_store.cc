@@ -15,15 +15,10 @@ absl::StatusOr<std::unique_ptr<ChunkStore>> ChunkStore::Create(
     const std::vector<uint32_t>& owned, OptimizerKind optimizer,
     const std::vector<Tier>& tiers) {
   BALLAST_CHECK(owned.size() == tiers.size());
-  std::unique_ptr<ChunkStore> store(new ChunkStore(options));
-  store->index_.assign(table.chunks().size(), -1);
+  std::unique_ptr<ChunkStore> store(new ChunkStore(options, table, optimizer));
   store->chunks_.reserve(owned.size());
   for (size_t i = 0; i < owned.size(); ++i) {
-    ChunkState state;
-    state.chunk = table.chunk(owned[i]);
-    state.tensor = &table.tensor_of(owned[i]);
-    state.layout = RecordLayout::For(*state.tensor, state.chunk, optimizer);
-    state.tier = tiers[i];
+    ChunkState state = store->MakeState(owned[i], tiers[i]);
     if (state.tier != Tier::kStreamed) {
       state.resident = std::make_shared<Image>();
       state.resident->bytes = state.tier == Tier::kWhole
@@ -34,10 +29,54 @@ absl::StatusOr<std::unique_ptr<ChunkStore>> ChunkStore::Create(
           options.resident->Allocate(state.resident->bytes,
                                      "chunks kept in memory"));
     }
-    store->index_[owned[i]] = static_cast<int64_t>(i);
     store->chunks_.push_back(std::move(state));
   }
+  store->Reindex();
   return store;
+}
+
+ChunkState ChunkStore::MakeState(uint32_t id, Tier tier) const {
+  ChunkState state;
+  state.chunk = table_.chunk(id);
+  state.tensor = &table_.tensor_of(id);
+  state.layout = RecordLayout::For(*state.tensor, state.chunk, optimizer_);
+  state.tier = tier;
+  return state;
+}
+
+void ChunkStore::Reindex() {
+  index_.assign(table_.chunks().size(), -1);
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    index_[chunks_[i].chunk.id] = static_cast<int64_t>(i);
+  }
+}
+
+void ChunkStore::Insert(const std::vector<uint32_t>& ids) {
+  for (const uint32_t id : ids) {
+    BALLAST_CHECK(Find(id) == nullptr);
+    ChunkState state = MakeState(id, Tier::kStreamed);
+    absl::StatusOr<ArenaBuffer> buffer = options_.resident->Allocate(
+        state.layout.total_bytes, "chunks kept in memory");
+    if (buffer.ok()) {
+      state.tier = Tier::kWhole;
+      state.resident = std::make_shared<Image>();
+      state.resident->bytes = state.layout.total_bytes;
+      state.resident->buffer = *std::move(buffer);
+    }
+    chunks_.push_back(std::move(state));
+  }
+  std::sort(chunks_.begin(), chunks_.end(),
+            [](const ChunkState& a, const ChunkState& b) {
+              return a.chunk.id < b.chunk.id;
+            });
+  Reindex();
+}
+
+void ChunkStore::Erase(const std::vector<uint32_t>& ids) {
+  std::erase_if(chunks_, [&ids](const ChunkState& chunk) {
+    return std::find(ids.begin(), ids.end(), chunk.chunk.id) != ids.end();
+  });
+  Reindex();
 }
 
 ChunkState* ChunkStore::Find(uint32_t id) {
@@ -163,6 +202,9 @@ void ChunkStore::OnRead(uint32_t id, const std::shared_ptr<Image>& image,
                         const RecordId& wanted, const absl::Status& status) {
   --in_flight_;
   ChunkState* chunk = Find(id);
+  if (chunk == nullptr) {
+    return;  // It went to another server meanwhile.
+  }
   absl::Status checked = status;
   if (status.ok()) {
     checked =

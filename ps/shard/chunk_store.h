@@ -81,6 +81,13 @@ class ChunkStore {
       const std::vector<uint32_t>& owned, OptimizerKind optimizer,
       const std::vector<Tier>& tiers);
 
+  // Makes room for chunks that come from elsewhere, `ids` ascending: without a
+  // record or a version yet, in memory while there is some to spare. Places and
+  // addresses of chunks change.
+  void Insert(const std::vector<uint32_t>& ids);
+  // Lets go of chunks that went elsewhere; as Insert.
+  void Erase(const std::vector<uint32_t>& ids);
+
   std::vector<ChunkState>& chunks() { return chunks_; }
   // nullptr: this server does not own it.
   ChunkState* Find(uint32_t id);
@@ -123,7 +130,11 @@ class ChunkStore {
   void set_readers(uint32_t readers) { readers_ = readers; }
 
  private:
-  explicit ChunkStore(const Options& options) : options_(options) {}
+  ChunkStore(const Options& options, const ChunkTable& table,
+             OptimizerKind optimizer)
+      : options_(options), table_(table), optimizer_(optimizer) {}
+  ChunkState MakeState(uint32_t id, Tier tier) const;
+  void Reindex();
   void Read(ChunkState* chunk, const std::shared_ptr<Image>& image);
   bool MakeRoom(uint64_t bytes, Need need);
   bool CanGiveUp(const ChunkState& chunk, Need need) const;
@@ -132,6 +143,8 @@ class ChunkStore {
   SharedExtent Share(const Extent& extent);
 
   const Options options_;
+  const ChunkTable& table_;
+  const OptimizerKind optimizer_;
   std::vector<ChunkState> chunks_;
   std::vector<int64_t> index_;  // By chunk id; -1: not ours.
   uint64_t in_flight_ = 0;

@@ -185,7 +185,7 @@ absl::Status FetchServer::CheckRequest(const BulkHeader& header) const {
     return absl::AbortedError(absl::StrCat(
         "fetch of timeline ", header.timeline, "; this is ", view_->timeline));
   }
-  if (header.placement_version != view_->placement_version) {
+  if (header.placement_version < view_->placement_version) {
     return absl::AbortedError(absl::StrCat(
         "fetch by placement ", header.placement_version, "; this is ",
         view_->placement_version, ", ask the coordinator for it"));
@@ -215,6 +215,9 @@ absl::Status FetchServer::CheckItem(const BulkItem& item,
 FetchServer::Answer FetchServer::Resolve(const BulkHeader& header,
                                          const BulkItem& item, bool first) {
   Answer answer;
+  if (view_->incoming.contains(item.chunk)) {
+    return answer;  // It is waited for.
+  }
   ChunkState* chunk = chunks_->Find(item.chunk);
   if (chunk == nullptr) {
     answer.status = absl::NotFoundError(
@@ -323,6 +326,10 @@ bool FetchServer::WriteReply(Stream* stream, absl::Time now) {
   if (const absl::Status status = CheckRequest(request.header); !status.ok()) {
     Fail(stream, status);
     return true;
+  }
+  if (request.header.incarnation != 0 &&
+      request.header.placement_version > view_->placement_version) {
+    return false;  // Chunks move with a decision that is on its way to us.
   }
   BulkHeader header;
   header.kind = BulkKind::kFetchReply;

@@ -2,6 +2,7 @@
 #include "ps/shard/gradient_store.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "common/check.h"
@@ -176,6 +177,9 @@ void StepGradients::Completed(size_t position) {
   if (pool_->keep_all) {
     unlogged_.push_back(position);
     LogSome();
+  }
+  if (pool_->completed) {
+    pool_->completed(shape.chunk, step_, Bytes(position));
   }
 }
 
@@ -423,6 +427,31 @@ bool StepGradients::Bring(size_t position, bool now) {
     return false;
   }
   ReadBack(piece);
+  return true;
+}
+
+bool StepGradients::Copy(size_t position, std::byte* out,
+                         std::function<void(const absl::Status&)> done) {
+  const ChunkGradient& chunk = chunks_[position];
+  if (!chunk.complete || chunk.pieces.empty()) {
+    return false;
+  }
+  const PiecePointer piece = chunk.pieces.begin()->second;
+  if (piece->in_memory()) {
+    std::memcpy(out, piece->ram.data(), Bytes(position));
+    done(absl::OkStatus());
+    return true;
+  }
+  BALLAST_CHECK(piece->log.has_value());
+  ++pool_->in_flight;
+  LogOf(*piece)->Read(piece->name, *piece->log, out,
+                      [pool = pool_, mailbox = pool_->mailbox,
+                       done = std::move(done)](const absl::Status& status) {
+                        mailbox->Post([pool, done, status] {
+                          --pool->in_flight;
+                          done(status);
+                        });
+                      });
   return true;
 }
 

@@ -55,6 +55,8 @@ struct GradientPool {
   bool keep_all = false;
   // Whether a record of so many bytes may be appended now; empty: always.
   std::function<bool(uint64_t bytes)> may_append;
+  // A chunk's gradient of `step` is complete; may be empty.
+  std::function<void(uint32_t chunk, uint64_t step, uint64_t bytes)> completed;
 };
 
 // A chunk as far as its gradient goes.
@@ -119,6 +121,12 @@ class StepGradients {
   bool Bring(size_t position, bool now);
   // The update has used it.
   void Forget(size_t position);
+  bool IsComplete(size_t position) const { return chunks_[position].complete; }
+  // Copies a complete gradient, from memory at once or when the log has been
+  // read. `done` runs on the engine's thread. False: it was used, or is not
+  // complete.
+  bool Copy(size_t position, std::byte* out,
+            std::function<void(const absl::Status&)> done);
 
  private:
   // One node's bytes. shared: reads and writes on their way outlive its place.

@@ -18,6 +18,12 @@ void ReplicaSource::Order(const std::set<uint32_t>& chunks) {
   }
 }
 
+void ReplicaSource::Forget(const std::vector<uint32_t>& chunks) {
+  for (const uint32_t chunk : chunks) {
+    chunks_.erase(chunk);
+  }
+}
+
 void ReplicaSource::Restart(Copy* copy) {
   const std::map<uint64_t, uint64_t> gradients = std::move(copy->gradients);
   *copy = {};

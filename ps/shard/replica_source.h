@@ -30,6 +30,8 @@ class ReplicaSource {
   // The chunks whose copies are wanted now; of others nothing more is sent or
   // remembered.
   void Order(const std::set<uint32_t>& chunks);
+  // These are not ours any more.
+  void Forget(const std::vector<uint32_t>& chunks);
   bool IsOrdered(uint32_t chunk) const { return chunks_.contains(chunk); }
 
   // The stream broke: what was on its way counts as never sent.

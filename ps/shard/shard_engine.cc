@@ -29,12 +29,16 @@ ShardEngine::ShardEngine(const Options& options,
       now_(options_.clock()),
       fetch_(&view_, mailbox_),
       push_(&view_),
+      replica_target_(&view_),
       blocking_(options_.blocking, mailbox_) {}
 
 // What is on its way to the disk ends first (kill -9 would leave it to the
 // kernel); nothing that it would do here afterwards is done.
 ShardEngine::~ShardEngine() {
   mailbox_->Close();
+  CloseLinks();
+  replica_target_.Reset(absl::CancelledError("this server has left"));
+  taking_in_.reset();
   update_.reset();
   collecting_.reset();
   load_.reset();
@@ -178,6 +182,7 @@ bool ShardEngine::Train() {
   FinishUpdate();
   fetch_.Pump(now_);
   push_.Pump(collecting_.get(), now_);
+  PumpCopies();
   MaybeVote(/*again=*/false);
   checkpoints_->Work();
   MaybeDigest();
@@ -198,7 +203,7 @@ void ShardEngine::Obey() {
     // What is being written is finished; a load is not waited for.
     leave_ =
         !view_.loaded || (checkpoints_->idle() && blocking_.in_flight() == 0 &&
-                          !update_->active());
+                          !update_->active() && !made_);
     directive_is_new_ = !leave_;  // Asked again after the next event.
     return;
   }
@@ -213,12 +218,14 @@ void ShardEngine::Obey() {
     const bool is_applied = decision.step() <= version_;
     if (is_applied) {
       Confirm(decision.step());  // It asks because it did not hear.
-    } else if (!update_->active() ||
-               update_->decision().step() != decision.step()) {
+    } else if ((!made_ || made_->step() != decision.step()) &&
+               (!update_->active() ||
+                update_->decision().step() != decision.step())) {
       decisions_.emplace(decision.step(), decision);
     }
   }
   digests_wanted_ = directive.state_hash_wanted();
+  ObeyOrders();
   MaybeVote(/*again=*/true);
   MeetOwed();
   checkpoints_->Prune({directive.keep_checkpoints().begin(),
@@ -228,7 +235,8 @@ void ShardEngine::Obey() {
 void ShardEngine::StartCollecting() {
   const uint64_t wanted =
       directive_->task() == v1::SERVER_RUN ? directive_->collecting_step() : 0;
-  if (collecting_ || wanted <= view_.decided_step) {
+  if (collecting_ || wanted <= view_.decided_step || made_ ||
+      !coming_.empty() || !going_.empty()) {
     return;
   }
   ++vote_round_;
@@ -241,6 +249,9 @@ void ShardEngine::StartCollecting() {
         &pool_, shapes_, view_.timeline, wanted, view_.micro_batches);
   }
   view_.collecting_step = wanted;
+  for (const auto& [server, link] : links_) {
+    link->OnStep(wanted);
+  }
 }
 
 v1::Vote ShardEngine::MakeVote() const {
@@ -277,11 +288,12 @@ void ShardEngine::MaybeVote(bool again) {
       vote_phase_ = VotePhase::kReady;
     }
   }
-  if (vote_phase_ == VotePhase::kReady ||
+  if ((vote_phase_ == VotePhase::kReady && !HoldsVote()) ||
       (vote_phase_ == VotePhase::kTold && again)) {
     vote_phase_ = VotePhase::kTold;
     v1::ReportRequest request;
     *request.mutable_vote() = vote_;
+    AddInSync(request.mutable_vote());
     Report(std::move(request));
   }
 }
@@ -289,7 +301,7 @@ void ShardEngine::MaybeVote(bool again) {
 void ShardEngine::StartUpdate() {
   const bool digests_first =
       digests_wanted_ && directive_->state_hash_step() == version_;
-  if (update_->active() || digests_first) {
+  if (update_->active() || made_ || digests_first) {
     return;
   }
   const auto next = decisions_.find(version_ + 1);
@@ -311,6 +323,9 @@ void ShardEngine::StartUpdate() {
         version_)));
     return;
   }
+  if (!BeginMoves(decision)) {
+    return;
+  }
   view_.decided_step = decision.step();
   std::unique_ptr<StepGradients> gradients = std::move(collecting_);
   if (decision.skip()) {
@@ -320,12 +335,20 @@ void ShardEngine::StartUpdate() {
 }
 
 void ShardEngine::FinishUpdate() {
-  if (!update_->active() || !update_->IsDone()) {
-    return;
+  if (!made_ && update_->active() && update_->IsDone()) {
+    made_ = update_->decision();
+    update_seconds_ = update_->Finish(now_);
+    Remember(*made_);
   }
-  const v1::Decision decision = update_->decision();
-  update_seconds_ = update_->Finish(now_);
+  if (made_ && FinishMoves()) {
+    FinishStep();
+  }
+}
+
+void ShardEngine::FinishStep() {
+  const v1::Decision decision = *std::exchange(made_, std::nullopt);
   version_ = decision.step();
+  decisions_.erase(decisions_.begin(), decisions_.upper_bound(version_));
   BALLAST_CRASH_POINT("server.update.done");
   DropLog();
   Confirm(version_);
@@ -348,7 +371,7 @@ void ShardEngine::Confirm(uint64_t step) {
 void ShardEngine::MeetOwed() {
   for (const v1::CheckpointId& owed : directive_->owed_checkpoints()) {
     if (!checkpoints_->Repeat(owed.timeline(), owed.step()) &&
-        !update_->active() && owed.step() == version_ &&
+        !update_->active() && !made_ && owed.step() == version_ &&
         owed.timeline() == view_.timeline) {
       checkpoints_->Start(view_.timeline, version_);
     }
@@ -377,7 +400,7 @@ bool ShardEngine::FillDigests(ChunkState* chunk) {
 }
 
 void ShardEngine::MaybeDigest() {
-  if (!digests_wanted_ || update_->active() ||
+  if (!digests_wanted_ || update_->active() || made_ ||
       directive_->state_hash_step() != version_) {
     return;
   }

@@ -47,6 +47,9 @@
 #include "ps/shard/push_server.h"
 #include "ps/shard/redo_book.h"
 #include "ps/shard/redo_pass.h"
+#include "ps/shard/replica_dialer.h"
+#include "ps/shard/replica_link.h"
+#include "ps/shard/replica_target.h"
 #include "ps/shard/shard_session.h"
 #include "ps/shard/shard_view.h"
 #include "ps/shard/update_pass.h"
@@ -70,6 +73,8 @@ class ShardEngine {
     // Runs what blocks: commits and syncs of the index. The engine may run it
     // inline where nothing blocks.
     BlockingExecutor blocking;
+    // Not owned; nullptr: copies are never sent to other servers.
+    ReplicaDialer* dialer = nullptr;
   };
   ShardEngine(const Options& options, std::shared_ptr<Mailbox> mailbox);
   ~ShardEngine();
@@ -78,6 +83,7 @@ class ShardEngine {
   // of the mailbox.
   BulkStreamHandler* fetch() { return &fetch_; }
   BulkStreamHandler* push() { return &push_; }
+  BulkStreamHandler* replicate() { return &replica_target_; }
 
   // Opens the data directory, if there is one, and finds out what it holds.
   // Blocks on the disk. Errors: as of SlabStore::Open and GradientLog::Open.
@@ -148,13 +154,37 @@ class ShardEngine {
   void ReportLoaded();
   void AskPlacement();
   absl::Status TakeMemory(const v1::Placement& placement);
-  absl::Status MakePlan(const std::vector<uint32_t>& owned);
+  absl::Status MakePlan(const std::vector<uint32_t>& owned, uint32_t servers);
   void MakeParts();
   void StartCollecting();
   // The gradients and the vote of an earlier life, if it had voted.
   std::unique_ptr<StepGradients> RestoreStep(uint64_t step, v1::Vote* vote);
   void StartUpdate();
   void FinishUpdate();
+  void FinishStep();
+  // Chunks that move between servers (shard_engine_moves.cc).
+  void ObeyOrders();
+  void PumpCopies();
+  void CloseLinks();
+  bool AreLinksIdle() const;
+  void TellGradient(uint32_t chunk, uint64_t step, uint64_t bytes);
+  std::optional<ReplicaLink::Base> BaseOf(uint32_t chunk);
+  bool ReadGradient(uint32_t chunk, uint64_t step, std::byte* out,
+                    std::function<void(const absl::Status&)> done);
+  std::unique_ptr<ReplicaLink> MakeLink(const v1::ReplicaOrder& order);
+  void Remember(const v1::Decision& decision);
+  uint64_t HistoryBegin() const;
+  bool HoldsVote();
+  void AddInSync(v1::Vote* vote) const;
+  // Whether chunks come or go with the decision.
+  bool BeginMoves(const v1::Decision& decision);
+  // What it moves to and from us is moved; false: not yet.
+  bool FinishMoves();
+  absl::Status TakeIn();
+  void GiveAway();
+  void DropBases(std::vector<uint32_t> chunks);
+  void DropForeignBases();
+  void SetShapes();
   v1::Vote MakeVote() const;
   void MaybeVote(bool again);
   void SyncVote();
@@ -207,6 +237,21 @@ class ShardEngine {
   std::optional<size_t> loss_position_;
   FetchServer fetch_;
   PushServer push_;
+  // Copies of others' chunks here, of ours elsewhere (by server).
+  ReplicaTarget replica_target_;
+  std::map<std::string, std::unique_ptr<ReplicaLink>> links_;
+  std::vector<std::unique_ptr<ReplicaLink>> closed_links_;  // Until idle.
+  uint64_t dialled_ = 0;
+  std::optional<absl::Time> vote_held_since_;
+  uint32_t self_ = 0;  // Our place in the placement's list of servers.
+  // Decisions made lately, without a gap: what brings a copy up to date.
+  std::map<uint64_t, v1::Decision> history_;
+  // The decision that was applied last while its step is not over: chunks that
+  // come or go with it are on their way.
+  std::optional<v1::Decision> made_;
+  std::vector<uint32_t> coming_;
+  std::vector<uint32_t> going_;
+  std::unique_ptr<RedoPass> taking_in_;
 
   uint64_t version_ = 0;  // Every chunk is at it, outside of an update.
   std::unique_ptr<StepGradients> collecting_;

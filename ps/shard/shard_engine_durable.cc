@@ -124,7 +124,7 @@ bool ShardEngine::MayAppend(uint64_t bytes) const {
 }
 
 void ShardEngine::MakeBases() {
-  if (!bases_->active() && log_->bytes() > log_limit_ / 2 &&
+  if (!bases_->active() && !made_ && log_->bytes() > log_limit_ / 2 &&
       bases_->IsStale()) {
     bases_->Start();
   }
@@ -132,18 +132,23 @@ void ShardEngine::MakeBases() {
 }
 
 uint64_t ShardEngine::LowestBase() const {
-  return bases_ ? std::min(version_, bases_->LowestBase()) : 0;
+  return bases_ ? std::min({version_, bases_->LowestBase(),
+                            replica_target_.LowestBase()})
+                : 0;
 }
 
 void ShardEngine::DropLog() {
   // What is on its way to or from a segment keeps it from being recycled.
-  spill_->DropThrough(version_);
+  uint64_t through = std::min(version_, replica_target_.LowestBase());
+  spill_->DropThrough(durable() ? version_ : through);
   if (durable()) {
-    const uint64_t through =
-        BALLAST_RULE(kLogKeptUntilBase) ? LowestBase() : version_;
+    through = BALLAST_RULE(kLogKeptUntilBase) ? LowestBase() : version_;
     log_->DropThrough(through);
-    book_.DropThrough(through);
     BALLAST_CRASH_POINT("server.log.dropped");
+  }
+  book_.DropThrough(through);
+  for (const auto& [server, link] : links_) {
+    link->source()->OnDropped(durable() ? through : version_);
   }
 }
 

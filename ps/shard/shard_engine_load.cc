@@ -55,18 +55,41 @@ absl::Status MakeArena(const std::string& what, uint64_t bytes,
 
 }  // namespace
 
-absl::Status ShardEngine::MakePlan(const std::vector<uint32_t>& owned) {
+absl::Status ShardEngine::MakePlan(const std::vector<uint32_t>& owned,
+                                   uint32_t servers) {
   ResidencyRequest request;
   request.budget_bytes = options_.job.server.memory;
   request.workers = view_.workers_planned;
-  for (const uint32_t id : owned) {
+  const auto footprint = [this](uint32_t id) {
     const Chunk& chunk = view_.table->chunk(id);
     const TensorSpec& tensor = view_.table->tensor_of(id);
     const RecordLayout layout =
         RecordLayout::For(tensor, chunk, options_.job.optimizer.kind);
-    request.chunks.push_back({layout.total_bytes, layout.prefix_bytes,
-                              chunk.elem_count() * sizeof(float),
-                              tensor.use_count});
+    return ChunkFootprint{layout.total_bytes, layout.prefix_bytes,
+                          chunk.elem_count() * sizeof(float), tensor.use_count};
+  };
+  uint64_t owned_bytes = 0;
+  for (const uint32_t id : owned) {
+    request.chunks.push_back(footprint(id));
+    owned_bytes += request.chunks.back().record_bytes;
+  }
+  // Chunks may come from other servers: a new one has room for its share.
+  request.copy_sources = std::max<uint32_t>(1, servers - 1);
+  uint64_t all_bytes = 0;
+  for (const Chunk& chunk : view_.table->chunks()) {
+    const ChunkFootprint bytes = footprint(chunk.id);
+    all_bytes += bytes.record_bytes;
+    if (bytes.record_bytes > request.largest.record_bytes) {
+      request.largest = bytes;
+    }
+  }
+  for (uint32_t id = 0;
+       owned_bytes < all_bytes / servers && id < view_.table->chunks().size();
+       ++id) {
+    if (!std::binary_search(owned.begin(), owned.end(), id)) {
+      request.chunks.push_back(footprint(id));
+      owned_bytes += request.chunks.back().record_bytes;
+    }
   }
   absl::StatusOr<ResidencyPlan> plan = PlanResidency(request);
   if (absl::IsResourceExhausted(plan.status())) {
@@ -74,6 +97,7 @@ absl::Status ShardEngine::MakePlan(const std::vector<uint32_t>& owned) {
     return absl::InvalidArgumentError(plan.status().message());
   }
   BALLAST_ASSIGN_OR_RETURN(view_.plan, std::move(plan));
+  view_.plan.tiers.resize(owned.size());
   for (const BudgetItem& item : view_.plan.items) {
     LogEvent(Severity::kInfo, "memory_planned",
              {{"what", item.what}, {"bytes", FormatBytes(item.bytes)}});
@@ -88,7 +112,14 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
                            ChunkTable::Build(layout, placement.chunk_elems()));
   BALLAST_ASSIGN_OR_RETURN(const std::vector<uint32_t> owned,
                            OwnedChunks(placement, *view_.table, options_.name));
-  BALLAST_RETURN_IF_ERROR(MakePlan(owned));
+  const auto servers = static_cast<uint32_t>(placement.servers_size());
+  self_ = servers;
+  for (uint32_t i = 0; i < servers; ++i) {
+    if (placement.servers(static_cast<int>(i)).name() == options_.name) {
+      self_ = i;
+    }
+  }
+  BALLAST_RETURN_IF_ERROR(MakePlan(owned, std::max<uint32_t>(1, servers)));
 
   const ResidencyPlan& plan = view_.plan;
   auto memory = std::make_shared<ShardMemory>();
@@ -118,6 +149,9 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
   pool_.spill = spill_.get();
   pool_.mailbox = mailbox_;
   pool_.fail = fail;
+  pool_.completed = [this](uint32_t chunk, uint64_t step, uint64_t bytes) {
+    TellGradient(chunk, step, bytes);
+  };
   if (durable()) {
     pool_.keep_all = true;
     pool_.may_append = [this](uint64_t bytes) { return MayAppend(bytes); };
@@ -133,6 +167,11 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
   BALLAST_ASSIGN_OR_RETURN(
       chunks_, ChunkStore::Create(store, *view_.table, owned,
                                   options_.job.optimizer.kind, plan.tiers));
+  SetShapes();
+  return durable() ? PlanLog() : absl::OkStatus();
+}
+
+void ShardEngine::SetShapes() {
   std::vector<int64_t> positions(view_.table->chunks().size(), -1);
   loss_position_.reset();
   shapes_.clear();
@@ -146,7 +185,6 @@ absl::Status ShardEngine::TakeMemory(const v1::Placement& placement) {
                        chunk.layout.block_elems});
   }
   push_.set_positions(std::move(positions));
-  return durable() ? PlanLog() : absl::OkStatus();
 }
 
 void ShardEngine::ObeyLoad() {
@@ -176,6 +214,16 @@ void ShardEngine::Forget() {
   loaded_.reset();
   load_.reset();
   redo_.reset();
+  CloseLinks();
+  replica_target_.Reset(
+      absl::AbortedError("this server loads another version"));
+  taking_in_.reset();
+  made_.reset();
+  coming_.clear();
+  going_.clear();
+  view_.incoming.clear();
+  history_.clear();
+  vote_held_since_.reset();
   fetch_.Reset(absl::AbortedError("this server loads another version"));
   push_.Reset(absl::AbortedError("this server loads another version"));
   collecting_.reset();
@@ -192,6 +240,7 @@ void ShardEngine::Forget() {
 
 bool ShardEngine::IsSettled() const {
   return pool_.in_flight == 0 && blocking_.in_flight() == 0 &&
+         replica_target_.in_flight() == 0 && AreLinksIdle() &&
          (!chunks_ || chunks_->in_flight() == 0);
 }
 
@@ -379,6 +428,21 @@ void ShardEngine::MakeParts() {
   update.save_now = [this](ChunkState* chunk) { checkpoints_->SaveNow(chunk); };
   update.fail = fail;
   update_ = std::make_unique<UpdatePass>(update);
+  ReplicaTarget::Parts copies;
+  copies.run = *run_;
+  copies.optimizer = options_.job.optimizer.kind;
+  copies.durable = durable();
+  copies.slab = slab_.get();
+  copies.log = pool_.log;
+  copies.chunks = chunks_.get();
+  copies.book = &book_;
+  copies.tasks = &blocking_;
+  copies.mailbox = mailbox_;
+  copies.may_append = [this](uint64_t bytes) {
+    return !durable() || MayAppend(bytes);
+  };
+  copies.fail = fail;
+  replica_target_.Start(std::move(copies));
 }
 
 void ShardEngine::FinishLoad() {
@@ -398,6 +462,9 @@ void ShardEngine::FinishLoad() {
             {"seconds", absl::ToDoubleSeconds(now_ - load_began_)},
             {"memory", FormatBytes(view_.plan.used_bytes)},
             {"smallest", FormatBytes(view_.plan.smallest_budget_bytes)}});
+  if (durable()) {
+    DropForeignBases();
+  }
   ReportLoaded();
   directive_is_new_ = directive_->task() != v1::SERVER_LOAD;
 }

@@ -16,6 +16,7 @@
 #include "kernels/cpu_kernels.h"
 #include "proto/bulk.h"
 #include "ps/shard/mailbox.h"
+#include "ps/shard/replica_dialer.h"
 #include "ps/shard/shard_engine.h"
 #include "ps/shard/shard_service.h"
 #include "rpc/endpoint.h"
@@ -110,13 +111,14 @@ absl::Status RunShardServer(const ShardServerOptions& options) {
   }
   auto mailbox = std::make_shared<Mailbox>();
   BlockingThread commits;
+  const std::unique_ptr<ReplicaDialer> dialer = MakeReplicaDialer(mailbox);
   ShardEngine engine({options.job, options.name, data_dir, PosixDisk(),
-                      MonotonicNow, commits.executor()},
+                      MonotonicNow, commits.executor(), dialer.get()},
                      mailbox);
   BALLAST_RETURN_IF_ERROR(engine.Open());
   // Services and sessions post to the engine; they go before it does.
-  const std::unique_ptr<grpc::Service> service =
-      MakeShardService(mailbox, engine.fetch(), engine.push());
+  const std::unique_ptr<grpc::Service> service = MakeShardService(
+      mailbox, engine.fetch(), engine.push(), engine.replicate());
   BALLAST_ASSIGN_OR_RETURN(
       const std::unique_ptr<Endpoint> endpoint,
       Endpoint::Start(options.host, options.port, {service.get()},

@@ -119,17 +119,24 @@ class StreamReactor final : public Reactor {
 
 class ShardService final
     : public v1::Shard::WithRawCallbackMethod_Fetch<
-          v1::Shard::WithRawCallbackMethod_Push<v1::Shard::Service>> {
+          v1::Shard::WithRawCallbackMethod_Push<
+              v1::Shard::WithRawCallbackMethod_Replicate<v1::Shard::Service>>> {
  public:
   ShardService(std::shared_ptr<Mailbox> mailbox, BulkStreamHandler* fetch,
-               BulkStreamHandler* push)
-      : mailbox_(std::move(mailbox)), fetch_(fetch), push_(push) {}
+               BulkStreamHandler* push, BulkStreamHandler* replicate)
+      : mailbox_(std::move(mailbox)),
+        fetch_(fetch),
+        push_(push),
+        replicate_(replicate) {}
 
   Reactor* Fetch(grpc::CallbackServerContext* context) override {
     return new StreamReactor(NextId(), context, mailbox_, fetch_);
   }
   Reactor* Push(grpc::CallbackServerContext* context) override {
     return new StreamReactor(NextId(), context, mailbox_, push_);
+  }
+  Reactor* Replicate(grpc::CallbackServerContext* context) override {
+    return new StreamReactor(NextId(), context, mailbox_, replicate_);
   }
 
  private:
@@ -138,6 +145,7 @@ class ShardService final
   const std::shared_ptr<Mailbox> mailbox_;
   BulkStreamHandler* const fetch_;
   BulkStreamHandler* const push_;
+  BulkStreamHandler* const replicate_;
   std::atomic<uint64_t> next_id_{1};  // relaxed: only unique.
 };
 
@@ -145,8 +153,9 @@ class ShardService final
 
 std::unique_ptr<grpc::Service> MakeShardService(
     std::shared_ptr<Mailbox> mailbox, BulkStreamHandler* fetch,
-    BulkStreamHandler* push) {
-  return std::make_unique<ShardService>(std::move(mailbox), fetch, push);
+    BulkStreamHandler* push, BulkStreamHandler* replicate) {
+  return std::make_unique<ShardService>(std::move(mailbox), fetch, push,
+                                        replicate);
 }
 
 }  // namespace ballast

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gRPC face of a shard server: two raw streams whose events go to the
+// The gRPC face of a shard server: raw streams whose events go to the
 // engine's mailbox. gRPC's threads parse a header and nothing more.
 
 #pragma once
@@ -17,6 +17,6 @@ namespace ballast {
 // until the server that runs the service is stopped and the mailbox closed.
 std::unique_ptr<grpc::Service> MakeShardService(
     std::shared_ptr<Mailbox> mailbox, BulkStreamHandler* fetch,
-    BulkStreamHandler* push);
+    BulkStreamHandler* push, BulkStreamHandler* replicate);
 
 }  // namespace ballast

@@ -36,6 +36,9 @@ struct ShardView {
   std::set<uint64_t> workers;    // Incarnations whose pushes are accepted.
   uint64_t collecting_step = 0;  // 0: none.
   uint64_t decided_step = 0;     // Gradients up to it are not wanted any more.
+  // Chunks that come to us with the decision being applied: they are fetched
+  // by the new placement, once they are here.
+  std::set<uint32_t> incoming;
   std::shared_ptr<ShardMemory> memory;
 };
 

@@ -19,12 +19,16 @@ constexpr uint64_t kPlacementVersion = 3;
 uint64_t SmallestMemory(const ChunkTable& table) {
   ResidencyRequest request;
   request.budget_bytes = uint64_t{1} << 40;
+  request.copy_sources = 1;
   for (const Chunk& chunk : table.chunks()) {
     const TensorSpec& tensor = table.tensor_of(chunk.id);
     const RecordLayout layout =
         RecordLayout::For(tensor, chunk, OptimizerKind::kAdamW);
     request.chunks.push_back({layout.total_bytes, layout.prefix_bytes,
                               chunk.elem_count() * 4, tensor.use_count});
+    if (layout.total_bytes > request.largest.record_bytes) {
+      request.largest = request.chunks.back();
+    }
   }
   request.budget_bytes = PlanResidency(request)->smallest_budget_bytes;
   return request.budget_bytes;

@@ -42,14 +42,18 @@ uint64_t SmallestMemory(const ChunkTable& table, const ClusterOptions& options,
     ResidencyRequest request;
     request.budget_bytes = uint64_t{1} << 40;
     request.workers = options.workers;
+    request.copy_sources = std::max<uint32_t>(1, options.servers - 1);
     for (const Chunk& chunk : table.chunks()) {
-      if (chunk.id % options.servers != server) {
-        continue;
-      }
       const TensorSpec& tensor = table.tensor_of(chunk.id);
       const RecordLayout layout = RecordLayout::For(tensor, chunk, optimizer);
-      request.chunks.push_back({layout.total_bytes, layout.prefix_bytes,
-                                chunk.elem_count() * 4, tensor.use_count});
+      const ChunkFootprint bytes = {layout.total_bytes, layout.prefix_bytes,
+                                    chunk.elem_count() * 4, tensor.use_count};
+      if (bytes.record_bytes > request.largest.record_bytes) {
+        request.largest = bytes;
+      }
+      if (chunk.id % options.servers == server) {
+        request.chunks.push_back(bytes);
+      }
     }
     // Against a budget that does not hold everything, too.
     request.budget_bytes = PlanResidency(request)->smallest_budget_bytes;
