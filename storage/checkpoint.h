@@ -66,6 +66,15 @@ absl::Status WriteManifest(const std::string& checkpoints_dir,
 // folder. Errors: NOT_FOUND, DATA_LOSS.
 absl::StatusOr<CheckpointManifest> ReadManifest(const std::string& path,
                                                 Disk* disk = PosixDisk());
+// A checkpoint's folder, whole or damaged.
+struct CheckpointFolder {
+  uint64_t step = 0;
+  std::string path;
+};
+// All "step-N" folders of a checkpoints folder, ascending by step, the damaged
+// ones too.
+std::vector<CheckpointFolder> FindCheckpoints(
+    const std::string& checkpoints_dir, Disk* disk = PosixDisk());
 // Steps of the manifests in a checkpoints folder, ascending; partial or
 // damaged ones are left out and logged by name.
 std::vector<uint64_t> ListManifests(const std::string& checkpoints_dir,

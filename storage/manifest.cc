@@ -468,31 +468,43 @@ absl::StatusOr<CheckpointManifest> ReadManifest(const std::string& path,
   return manifest;
 }
 
-std::vector<uint64_t> ListManifests(const std::string& checkpoints_dir,
-                                    Disk* disk) {
-  std::vector<uint64_t> steps;
+std::vector<CheckpointFolder> FindCheckpoints(
+    const std::string& checkpoints_dir, Disk* disk) {
+  std::vector<CheckpointFolder> found;
   for (const std::string& name :
        disk->List(checkpoints_dir).value_or(std::vector<std::string>())) {
     absl::string_view digits = name;
-    uint64_t step = 0;
-    if (!absl::ConsumePrefix(&digits, kFolderPrefix) ||
-        !absl::SimpleAtoi(digits, &step)) {
-      continue;
+    CheckpointFolder folder;
+    if (absl::ConsumePrefix(&digits, kFolderPrefix) &&
+        absl::SimpleAtoi(digits, &folder.step)) {
+      folder.path = absl::StrCat(checkpoints_dir, "/", name);
+      found.push_back(std::move(folder));
     }
-    const std::string folder = absl::StrCat(checkpoints_dir, "/", name);
+  }
+  std::sort(found.begin(), found.end(),
+            [](const CheckpointFolder& a, const CheckpointFolder& b) {
+              return a.step < b.step;
+            });
+  return found;
+}
+
+std::vector<uint64_t> ListManifests(const std::string& checkpoints_dir,
+                                    Disk* disk) {
+  std::vector<uint64_t> steps;
+  for (const CheckpointFolder& folder :
+       FindCheckpoints(checkpoints_dir, disk)) {
     const auto manifest =
-        ReadManifest(absl::StrCat(folder, "/", kFileName), disk);
-    if (manifest.ok() && manifest->step == step) {
-      steps.push_back(step);
+        ReadManifest(absl::StrCat(folder.path, "/", kFileName), disk);
+    if (manifest.ok() && manifest->step == folder.step) {
+      steps.push_back(folder.step);
     } else {
       LogEvent(Severity::kWarn, "checkpoint_left_out",
-               {{"path", folder},
+               {{"path", folder.path},
                 {"reason", manifest.ok()
                                ? "the folder's name is of another step"
                                : std::string(manifest.status().message())}});
     }
   }
-  std::sort(steps.begin(), steps.end());
   return steps;
 }
 

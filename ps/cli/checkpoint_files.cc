@@ -2,22 +2,16 @@
 #include "ps/cli/checkpoint_files.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <memory>
-#include <system_error>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "common/status_macros.h"
 #include "storage/safetensors.h"
 
 namespace ballast {
 namespace {
-
-namespace fs = std::filesystem;
 
 // What one entry of the export is made of.
 struct Origin {
@@ -61,28 +55,6 @@ std::vector<Field> FieldsToExport(OptimizerKind optimizer, bool full) {
 }
 
 }  // namespace
-
-std::vector<CheckpointFolder> FindCheckpoints(
-    const std::string& checkpoints_dir) {
-  std::vector<CheckpointFolder> found;
-  std::error_code error;
-  for (const fs::directory_entry& entry :
-       fs::directory_iterator(checkpoints_dir, error)) {
-    const std::string name = entry.path().filename().string();
-    absl::string_view digits = name;
-    CheckpointFolder folder;
-    if (absl::ConsumePrefix(&digits, "step-") &&
-        absl::SimpleAtoi(digits, &folder.step)) {
-      folder.path = entry.path().string();
-      found.push_back(std::move(folder));
-    }
-  }
-  std::sort(found.begin(), found.end(),
-            [](const CheckpointFolder& a, const CheckpointFolder& b) {
-              return a.step < b.step;
-            });
-  return found;
-}
 
 absl::StatusOr<CheckpointFolder> ChooseCheckpoint(
     const std::string& checkpoints_dir, std::optional<uint64_t> step) {

@@ -16,16 +16,6 @@
 
 namespace ballast {
 
-// A checkpoint's folder, whole or damaged.
-struct CheckpointFolder {
-  uint64_t step = 0;
-  std::string path;
-};
-
-// All "step-N" folders, ascending by step, the damaged ones too.
-std::vector<CheckpointFolder> FindCheckpoints(
-    const std::string& checkpoints_dir);
-
 // The one of `step`, or the newest.
 // Errors: NOT_FOUND  none, or none of that step; names those that are there.
 absl::StatusOr<CheckpointFolder> ChooseCheckpoint(

@@ -21,10 +21,18 @@ namespace {
 // In the child, between fork and exec: system calls only. `launcher` is the
 // parent's id, `log` an open file.
 [[noreturn]] void Become(char* const* argv, int log,
-                         const std::vector<int>& keep_fds, pid_t launcher) {
+                         const ChildProcess::Options& options, pid_t launcher) {
   setsid();
-  prctl(PR_SET_PDEATHSIG, SIGTERM);
-  // It may have died before the line above.
+  if (options.keeper != nullptr) {
+    const Birth birth = {getpid(), options.coordinator ? 1 : 0};
+    if (write(options.keeper->birth_fd(), &birth, sizeof(birth)) !=
+        static_cast<ssize_t>(sizeof(birth))) {
+      _exit(1);  // The keeper was killed.
+    }
+  } else {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+  }
+  // It may have died before the lines above.
   if (getppid() != launcher) {
     _exit(1);
   }
@@ -39,7 +47,7 @@ namespace {
   dup2(log, STDERR_FILENO);
   // Whatever the launcher's own parent left open is not for the roles.
   close_range(STDERR_FILENO + 1, ~0u, CLOSE_RANGE_CLOEXEC);
-  for (const int fd : keep_fds) {
+  for (const int fd : options.keep_fds) {
     fcntl(fd, F_SETFD, 0);
   }
   execv(argv[0], argv);
@@ -71,7 +79,7 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
-    Become(argv.data(), log, options.keep_fds, launcher);
+    Become(argv.data(), log, options, launcher);
   }
   const int error = errno;
   close(log);

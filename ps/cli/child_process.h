@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "ps/cli/keeper.h"
 
 namespace ballast {
 
@@ -22,6 +23,10 @@ class ChildProcess {
     std::vector<std::string> argv;   // argv[0] is the path of the binary.
     std::string log_path;            // Appended to: standard output and error.
     std::vector<int> keep_fds = {};  // Stay open in the child.
+    // Told of its birth, it ends the child when the launcher is killed. Without
+    // one the child gets a SIGTERM then.
+    const Keeper* keeper = nullptr;
+    bool coordinator = false;  // For the keeper.
   };
 
   // Errors: NOT_FOUND  no such binary; FAILED_PRECONDITION  the log cannot be

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/hash.h"
 #include "common/status_macros.h"
+#include "ps/membership/member_table.h"
 #include "storage/file.h"
 
 namespace ballast {
@@ -55,32 +56,26 @@ std::string Unquoted(absl::string_view text) {
 
 absl::Status CheckSameNumerics(const Job& before, const Job& now,
                                const std::string& config_path) {
-  const auto old_fields = NumericsFields(before);
-  const auto new_fields = NumericsFields(now);
-  for (const auto& [key, value] : new_fields) {
-    const auto it = std::find_if(
-        old_fields.begin(), old_fields.end(),
-        [&key = key](const auto& field) { return field.first == key; });
-    const std::string old_value = it == old_fields.end() ? "" : it->second;
-    if (old_value != value && key == "data.hash") {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the text in data.path ", now.data.path,
-          " has changed: its data.hash is ", value,
-          ", but the run to resume was started with ", old_value,
-          "; put the old text back, or start a run of its own with another "
-          "run.dir"));
-    }
-    if (old_value != value) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          key, " is ", value, ", but the run to resume was started with ",
-          old_value.empty() ? "none" : old_value, " (", config_path,
-          "; numerics ", HashHex(NumericsHash(now)), " and ",
-          HashHex(NumericsHash(before)),
-          "); give it back its value, or start a run of its own with another "
-          "run.dir"));
-    }
+  // A new run.dir is no advice for a text that was edited by mistake.
+  if (now.data.hash != before.data.hash) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the text in data.path ", now.data.path,
+        " has changed: its data.hash is ", now.data.hash,
+        ", but the run to resume was started with ", before.data.hash,
+        "; put the old text back, or start a run of its own with another "
+        "run.dir"));
   }
-  return absl::OkStatus();
+  const absl::Status same =
+      CheckFields(NumericsFields(before), NumericsFields(now),
+                  "the run to resume", /*extra_allowed=*/false);
+  if (same.ok()) {
+    return same;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      same.message(), " (", config_path, "; numerics ",
+      HashHex(NumericsHash(now)), " and ", HashHex(NumericsHash(before)),
+      "); give the run its values back, or start a run of its own with "
+      "another run.dir"));
 }
 
 absl::Status CheckResume(const JobFile& file, bool resume,

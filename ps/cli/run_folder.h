@@ -31,6 +31,8 @@ class LockedRunFolder {
   ~LockedRunFolder();
 
   const std::string& path() const { return path_; }
+  // Whoever has it open, a copy too, holds the lock.
+  int lock_fd() const { return lock_fd_; }
   std::string config_path() const { return path_ + "/config.yaml"; }
   std::string log_path(const std::string& name) const {
     return path_ + "/logs/" + name + ".log";

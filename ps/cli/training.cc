@@ -27,6 +27,7 @@
 #include "common/status_macros.h"
 #include "ps/cli/child_process.h"
 #include "ps/cli/cluster_client.h"
+#include "ps/cli/keeper.h"
 #include "ps/cli/progress.h"
 #include "ps/cli/supervisor.h"
 #include "storage/checkpoint.h"
@@ -75,7 +76,7 @@ class Training {
   };
 
   absl::Status TakeSignals();
-  absl::Status MakeLifeline();
+  absl::Status GuardAgainstOwnDeath();
   // Carries out what the supervisor wants, until it wants nothing.
   void Perform();
   void PerformOne(const SupervisorAction& action);
@@ -112,6 +113,7 @@ class Training {
   std::string announced_;  // So far.
   // The coordinator reads one end, which ends when this process does.
   int lifeline_[2] = {-1, -1};
+  std::unique_ptr<Keeper> keeper_;
   std::string address_;
   std::unique_ptr<ClusterClient> client_;
   std::vector<std::unique_ptr<ChildProcess>> children_;  // Still alive.
@@ -149,7 +151,11 @@ absl::Status Training::TakeSignals() {
   return absl::OkStatus();
 }
 
-absl::Status Training::MakeLifeline() {
+absl::Status Training::GuardAgainstOwnDeath() {
+  Keeper::Options keeper;
+  keeper.stop_timeout = job_.cluster.progress_timeout;
+  keeper.lock_fd = folder_.lock_fd();
+  BALLAST_ASSIGN_OR_RETURN(keeper_, Keeper::Start(keeper));
   if (pipe2(lifeline_, O_CLOEXEC) != 0) {
     return absl::InternalError(
         absl::StrCat("pipe: ", std::generic_category().message(errno)));
@@ -219,8 +225,9 @@ absl::Status Training::Start(const SupervisorAction& action) {
   ChildProcess::Options child;
   child.name = action.name;
   child.log_path = folder_.log_path(action.name);
-  const bool coordinator = action.name == kCoordinatorName;
-  if (coordinator) {
+  child.keeper = keeper_.get();
+  child.coordinator = action.name == kCoordinatorName;
+  if (child.coordinator) {
     BALLAST_ASSIGN_OR_RETURN(child.argv,
                              CoordinatorArguments(action.again, &child));
   } else {
@@ -229,7 +236,7 @@ absl::Status Training::Start(const SupervisorAction& action) {
   child.argv[0] = absl::StrCat(surroundings_.binary_dir, "/", child.argv[0]);
   absl::StatusOr<std::unique_ptr<ChildProcess>> started =
       ChildProcess::Start(child);
-  if (coordinator) {
+  if (child.coordinator) {
     close(child.keep_fds[0]);
   }
   BALLAST_RETURN_IF_ERROR(started.status());
@@ -530,7 +537,7 @@ int Training::Report() {
 int Training::Run() {
   absl::Status ready = TakeSignals();
   if (ready.ok()) {
-    ready = MakeLifeline();
+    ready = GuardAgainstOwnDeath();
   }
   if (!ready.ok()) {
     return Fail(ready);

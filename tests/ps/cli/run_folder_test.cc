@@ -106,8 +106,8 @@ TEST_F(RunFolderTest, AResumeMayChangeOperationsAndNotNumerics) {
                             true, "job.yaml")
           .ok());
   const std::string error = OpenError(Load({"optimizer.lr=0.5"}), true);
-  EXPECT_THAT(error, HasSubstr("INVALID_ARGUMENT: optimizer.lr is 0.5, but "
-                               "the run to resume was started with 0.001"));
+  EXPECT_THAT(error, HasSubstr("INVALID_ARGUMENT: optimizer.lr is 0.5; the "
+                               "run to resume has 0.001 ("));
 }
 
 TEST_F(RunFolderTest, TwoLaunchersDoNotShareAFolder) {

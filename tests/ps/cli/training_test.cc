@@ -150,6 +150,50 @@ TEST_F(TrainingTest, NamesAKilledRoleAndShowsItsLastLines) {
   EXPECT_THAT(outcome.err, HasSubstr("start over with: ballast train"));
 }
 
+TEST_F(TrainingTest, StartsAKilledRoleAgainAndGoesOn) {
+  const std::string first_life =
+      "if mkdir ${0%/*}/killed 2>/dev/null; then kill -9 $$; fi\n";
+  const Outcome outcome =
+      Train({{"ballast-coordinator",
+              std::string(kAnnounce) +
+                  "while [ $(wc -l <${0%/*}/pids) -lt 6 ]; do sleep 0.02; "
+                  "done\n"},
+             {"ballast-ps", "exit 0"},
+             {"ballast-worker", first_life + "exit 0"}});
+  EXPECT_EQ(outcome.code, kExitDone) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr(") was killed by signal 9 (Killed); "
+                                     "started again\n"));
+}
+
+TEST_F(TrainingTest, ContinuesAKilledCoordinatorOnItsPort) {
+  const Outcome outcome =
+      Train({{"ballast-coordinator",
+              std::string("echo \"$@\"\n") + kAnnounce + kUntilAllStarted +
+                  "if mkdir ${0%/*}/killed 2>/dev/null; then kill -9 $$; fi\n"},
+             {"ballast-ps", "exit 0"},
+             {"ballast-worker", "exit 0"}});
+  EXPECT_EQ(outcome.code, kExitDone) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("coordinator (pid "));
+  const std::string log =
+      LastLines((folder_ / "run/logs/coordinator.log").string(), 2);
+  EXPECT_EQ(log.find("--continue"), log.rfind("--continue"));
+  EXPECT_THAT(log, HasSubstr(" --continue --port 1\n"));
+}
+
+TEST_F(TrainingTest, TheCoordinatorHoldsALifelineToTheLauncher) {
+  // Reading it blocks until the launcher is gone.
+  const Outcome outcome =
+      Train({{"ballast-coordinator",
+              "for last; do if [ \"$flag\" = --supervisor-fd ]; then "
+              "line=$last; fi; flag=$last; done\n" +
+                  std::string(kAnnounce) +
+                  "read -t 0.1 -u $line; if [ $? -gt 128 ]; then exit 0; fi; "
+                  "exit 1\n"},
+             {"ballast-ps", "exit 0"},
+             {"ballast-worker", "exit 0"}});
+  EXPECT_EQ(outcome.code, kExitDone) << outcome.err;
+}
+
 TEST_F(TrainingTest, ARoleThatRefusesItsConfigurationDecidesTheExitCode) {
   const Outcome outcome = Train(
       {{"ballast-coordinator", std::string(kAnnounce) + kUntilTold},
