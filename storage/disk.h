@@ -43,8 +43,9 @@ class DiskFile {
   virtual bool direct() const = 0;
 
   virtual absl::StatusOr<uint64_t> Bytes() const = 0;
-  // Gives bytes [from, to) of the file blocks on the disk; the file is `from`
-  // long before and `to` long after. On failure it is `from` long again.
+  // Gives bytes [from, to) of the file blocks on the disk; the file is at least
+  // `from` long before, and what lies behind counts for nothing, and at least
+  // `to` long after. On failure it is `from` long.
   // Errors: RESOURCE_EXHAUSTED  the disk is full (path and bytes named).
   virtual absl::Status Preallocate(uint64_t from, uint64_t to) = 0;
   // Reads exactly out.size() bytes; blocks. Of a direct file all of offset,

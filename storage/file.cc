@@ -187,12 +187,17 @@ absl::Status WriteFileAtomically(const std::string& path,
 
 absl::Status MakeDirectories(const std::string& path) {
   struct stat info = {};
-  if (stat(path.c_str(), &info) == 0) {
-    return S_ISDIR(info.st_mode) ? absl::OkStatus()
-                                 : absl::FailedPreconditionError(absl::StrCat(
-                                       path, " is a file; want a folder"));
-  }
   const std::string parent = ParentDirectory(path);
+  if (stat(path.c_str(), &info) == 0) {
+    if (!S_ISDIR(info.st_mode)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(path, " is a file; want a folder"));
+    }
+    // Whoever made it may have been killed before its name was durable. Where
+    // the parent may not be read, others made it, long ago.
+    SyncDirectory(parent).IgnoreError();
+    return absl::OkStatus();
+  }
   BALLAST_RETURN_IF_ERROR(MakeDirectories(parent));
   if (mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) {
     return ErrnoError(errno, absl::StrCat("cannot create ", path));

@@ -74,8 +74,9 @@ absl::StatusOr<StorageFile> OpenForRead(const std::string& path);
 
 absl::StatusOr<uint64_t> FileBytes(const StorageFile& file);
 
-// Gives bytes [from, to) of the file blocks on the disk; the file is `from`
-// long before and `to` long after. On failure it is `from` long again.
+// Gives bytes [from, to) of the file blocks on the disk; the file is at least
+// `from` long before, and what lies behind counts for nothing, and at least
+// `to` long after. On failure it is `from` long.
 // Errors: RESOURCE_EXHAUSTED  the disk is full (path and bytes named).
 absl::Status Preallocate(const StorageFile& file, uint64_t from, uint64_t to);
 

@@ -39,7 +39,7 @@ inline constexpr uint32_t kAllUses = 0xffffffffu;
 
 // Where a record's payload lies.
 struct LogPosition {
-  uint64_t segment = 0;  // Serial number, never used twice.
+  uint64_t segment = 0;  // Serial number; no two records ever share a place.
   uint64_t offset = 0;   // Of the record, 4 KiB aligned.
   uint64_t bytes = 0;    // Of the payload.
   friend bool operator==(const LogPosition&, const LogPosition&) = default;

@@ -75,7 +75,7 @@ absl::Status GradientLogImpl::Recover() {
   MutexLock lock(&mutex_);
   BALLAST_ASSIGN_OR_RETURN(auto files, OpenSegments());
   if (BALLAST_RULE(kSyncOnOpen)) {
-    BALLAST_RETURN_IF_ERROR(disk_->SyncDirectory(folder_));
+    // Their names are durable: that comes before their first record.
     for (const auto& [serial, file] : files) {
       BALLAST_RETURN_IF_ERROR(file->Sync());
     }
@@ -83,30 +83,32 @@ absl::Status GradientLogImpl::Recover() {
   BALLAST_ASSIGN_OR_RETURN(LogScan scan, ScanLog(options_.run, files));
   contents_ = std::move(scan.contents);
   end_ = synced_ = scan.end;
-  for (auto& [serial, file] : files) {
-    const auto kept = scan.segments.find(serial);
-    if (kept == scan.segments.end() && serial != files.rbegin()->first) {
-      BALLAST_RETURN_IF_ERROR(disk_->Unlink(file->path()));
-      continue;
+  // What is given up goes newest first, each for sure before the next: a later
+  // scan that met a segment without the one before it would take that for
+  // dropped, and everything older with it.
+  for (auto it = files.rbegin(); it != files.rend(); ++it) {
+    if (scan.segments.count(it->first) == 0) {
+      BALLAST_RETURN_IF_ERROR(disk_->Unlink(it->second->path()));
+      BALLAST_RETURN_IF_ERROR(disk_->SyncDirectory(folder_));
     }
-    // Of the newest file at least the number is kept.
+  }
+  for (const auto& [serial, kept] : scan.segments) {
     auto segment = std::make_unique<Segment>();
-    BALLAST_ASSIGN_OR_RETURN(const uint64_t bytes, file->Bytes());
+    segment->file = std::move(files.at(serial));
+    BALLAST_ASSIGN_OR_RETURN(const uint64_t bytes, segment->file->Bytes());
     segment->bytes = bytes / kPageBytes * kPageBytes;
-    segment->file = std::move(file);
-    segment->dropped = kept == scan.segments.end();
-    if (!segment->dropped) {
-      segment->used_bytes = kept->second.used_bytes;
-      segment->step_end = kept->second.step_end;
-    }
+    segment->used_bytes = kept.used_bytes;
+    segment->step_end = kept.step_end;
     segments_[serial] = std::move(segment);
   }
-  LogEvent(Severity::kInfo, "gradient_log_scanned",
-           {{"path", folder_},
-            {"segments", scan.segments.size()},
-            {"gradients", contents_.gradients.size()},
-            {"marks", contents_.marks.size()},
-            {"tail_bytes", contents_.tail_bytes}});
+  if (!scan.segments.empty()) {
+    LogEvent(Severity::kInfo, "gradient_log_scanned",
+             {{"path", folder_},
+              {"segments", scan.segments.size()},
+              {"gradients", contents_.gradients.size()},
+              {"marks", contents_.marks.size()},
+              {"tail_bytes", contents_.tail_bytes}});
+  }
   return absl::OkStatus();
 }
 

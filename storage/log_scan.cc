@@ -19,7 +19,7 @@ namespace ballast {
 namespace {
 
 // Read at once where every page is looked at.
-constexpr uint64_t kWindowBytes = 256 << 10;
+constexpr uint64_t kWindowBytes = 64 << 10;
 
 absl::string_view AsText(const std::byte* data, uint64_t bytes) {
   return {reinterpret_cast<const char*>(data), bytes};
@@ -32,8 +32,10 @@ std::string Where(const DiskFile& file, uint64_t offset) {
 // The headers of one segment that are whole and of this place.
 class SegmentWalk {
  public:
-  SegmentWalk(const Hash128& run, uint64_t serial, const DiskFile& file)
-      : run_(run), serial_(serial), file_(file), window_(kWindowBytes) {}
+  // `window` is scratch.
+  SegmentWalk(const Hash128& run, uint64_t serial, const DiskFile& file,
+              AlignedBuffer* window)
+      : run_(run), serial_(serial), file_(file), window_(*window) {}
 
   absl::StatusOr<std::vector<LogHeader>> Run() {
     BALLAST_ASSIGN_OR_RETURN(const uint64_t file_bytes, file_.Bytes());
@@ -75,7 +77,7 @@ class SegmentWalk {
   const Hash128& run_;
   const uint64_t serial_;
   const DiskFile& file_;
-  AlignedBuffer window_;
+  AlignedBuffer& window_;
   uint64_t bytes_ = 0;
   uint64_t begin_ = 0;
   uint64_t filled_ = 0;
@@ -93,7 +95,7 @@ class Scanner {
  public:
   Scanner(const Hash128& run,
           const std::map<uint64_t, std::unique_ptr<DiskFile>>& files)
-      : run_(run), files_(files) {}
+      : run_(run), files_(files), window_(kWindowBytes) {}
 
   absl::StatusOr<LogScan> Run() {
     BALLAST_RETURN_IF_ERROR(FindChain());
@@ -125,8 +127,9 @@ class Scanner {
         break;  // What is older was dropped.
       }
       Link link = {it->first, it->second.get(), {}, {}};
-      BALLAST_ASSIGN_OR_RETURN(link.headers,
-                               SegmentWalk(run_, it->first, *link.file).Run());
+      BALLAST_ASSIGN_OR_RETURN(
+          link.headers,
+          SegmentWalk(run_, it->first, *link.file, &window_).Run());
       if (end) {
         link.end = end->offset;
         std::erase_if(link.headers, [&end](const LogHeader& header) {
@@ -249,6 +252,7 @@ class Scanner {
 
   const Hash128& run_;
   const std::map<uint64_t, std::unique_ptr<DiskFile>>& files_;
+  AlignedBuffer window_;
   std::vector<Link> chain_;
   LogPlace synced_;
   std::set<LogPlace> complete_;  // Gradients.

@@ -13,6 +13,7 @@
 
 #include "storage/record.h"
 #include "tests/storage/storage_testing.h"
+#include "tests/testing/sim_disk.h"
 
 namespace ballast {
 namespace {
@@ -81,6 +82,31 @@ void ReleaseAll(SlabStore* store, const StoredCheckpoint& checkpoint) {
   for (const CheckpointEntry& entry : checkpoint.entries) {
     store->Release(entry.extent);
   }
+}
+
+std::unique_ptr<SlabStore> OpenOn(testing::SimDisk* disk) {
+  SlabStore::Options options = At("/ps");
+  options.disk = disk;
+  auto store = SlabStore::Open(options);
+  EXPECT_EQ(store.status(), absl::OkStatus());
+  return store.ok() ? *std::move(store) : nullptr;
+}
+
+// As Write, on a simulated disk.
+StoredCheckpoint WriteOn(testing::SimDisk* disk, SlabStore* store,
+                         uint64_t step, uint32_t count) {
+  StoredCheckpoint checkpoint = {1, step, {}};
+  AlignedBuffer body(kBody);
+  for (uint32_t chunk = 0; chunk < count; ++chunk) {
+    const Extent extent = *store->Allocate(kBody);
+    absl::Status written = absl::UnknownError("not yet");
+    store->Write(extent, body.data(),
+                 [&](absl::Status status) { written = std::move(status); });
+    disk->Pump();
+    EXPECT_EQ(written, absl::OkStatus());
+    checkpoint.entries.push_back({chunk, step, 1, extent});
+  }
+  return checkpoint;
 }
 
 TEST(SlabStoreTest, ACheckpointIsThereAfterAReopen) {
@@ -253,6 +279,112 @@ TEST(SlabStoreTest, ACommitOfAnExtentThatNobodyHoldsIsRefused) {
   // Nothing of it stays pinned.
   store->Release(checkpoint.entries[0].extent);
   EXPECT_EQ(store->Allocate(8 * kBody)->offset, 0u);
+}
+
+TEST(SlabStoreTest, ABaseIsThereAfterAReopenAndTheNewestCounts) {
+  testing::SimDisk disk(1);
+  {
+    const auto store = OpenOn(&disk);
+    EXPECT_TRUE(store->bases().empty());
+    const StoredCheckpoint first = WriteOn(&disk, store.get(), 1, 3);
+    ASSERT_EQ(store->CommitBase(first.entries), absl::OkStatus());
+    const StoredCheckpoint second = WriteOn(&disk, store.get(), 2, 2);
+    ASSERT_EQ(store->CommitBase({second.entries[1]}), absl::OkStatus());
+    EXPECT_EQ(store->stats().syncs, 2u);
+    ASSERT_EQ(store->CommitBase({second.entries[1]}), absl::OkStatus());
+    EXPECT_EQ(store->stats().syncs, 2u);  // It stands.
+  }
+  const auto store = OpenOn(&disk);
+  const std::vector<CheckpointEntry> bases = store->bases();
+  ASSERT_EQ(bases.size(), 3u);
+  for (uint32_t chunk = 0; chunk < 3; ++chunk) {
+    EXPECT_EQ(bases[chunk].chunk, chunk);
+    EXPECT_EQ(bases[chunk].version, chunk == 1 ? 2u : 1u);
+    EXPECT_EQ(bases[chunk].timeline, 1u);
+  }
+}
+
+TEST(SlabStoreTest, AnOldBaseIsFreeOnceTheNewOneStands) {
+  testing::SimDisk disk(1);
+  const auto store = OpenOn(&disk);
+  const StoredCheckpoint first = WriteOn(&disk, store.get(), 1, 1);
+  ASSERT_EQ(store->CommitBase(first.entries), absl::OkStatus());
+  ReleaseAll(store.get(), first);
+  const StoredCheckpoint second = WriteOn(&disk, store.get(), 2, 1);
+  EXPECT_NE(second.entries[0].extent, first.entries[0].extent);
+  ASSERT_EQ(store->CommitBase(second.entries), absl::OkStatus());
+  ReleaseAll(store.get(), second);
+  EXPECT_EQ(*store->Allocate(kBody), first.entries[0].extent);
+  EXPECT_NE(*store->Allocate(kBody), second.entries[0].extent);
+}
+
+TEST(SlabStoreTest, ABaseThatACheckpointSharesOutlivesEither) {
+  testing::SimDisk disk(1);
+  const auto store = OpenOn(&disk);
+  const StoredCheckpoint first = WriteOn(&disk, store.get(), 1, 1);
+  ASSERT_EQ(store->CommitBase(first.entries), absl::OkStatus());
+  ASSERT_EQ(store->Commit(first), absl::OkStatus());
+  ReleaseAll(store.get(), first);
+  ASSERT_EQ(store->Drop(1, 1), absl::OkStatus());
+  EXPECT_NE(*store->Allocate(kBody), first.entries[0].extent);
+  ASSERT_EQ(store->DropBase({0, 7}), absl::OkStatus());
+  EXPECT_TRUE(store->bases().empty());
+  EXPECT_EQ(*store->Allocate(kBody), first.entries[0].extent);
+}
+
+TEST(SlabStoreTest, ABaseOfAnExtentThatNobodyHoldsIsRefused) {
+  testing::SimDisk disk(1);
+  const auto store = OpenOn(&disk);
+  const StoredCheckpoint first = WriteOn(&disk, store.get(), 1, 2);
+  store->Release(first.entries[1].extent);
+  EXPECT_TRUE(Says(store->CommitBase(first.entries),
+                   absl::StatusCode::kInvalidArgument, "for chunk 1"));
+  EXPECT_TRUE(store->bases().empty());
+}
+
+// The batch may be on the disk although it failed: until that is settled both
+// the old record and the new one stay.
+TEST(SlabStoreTest, AFailedBaseLeavesTheOldOneAndIsSettledBeforeTheNext) {
+  testing::SimDisk disk(1);
+  const auto store = OpenOn(&disk);
+  const StoredCheckpoint first = WriteOn(&disk, store.get(), 1, 1);
+  ASSERT_EQ(store->CommitBase(first.entries), absl::OkStatus());
+  ReleaseAll(store.get(), first);
+  const StoredCheckpoint second = WriteOn(&disk, store.get(), 2, 1);
+  disk.Fail(testing::SimDisk::Operation::kSync, "/index",
+            absl::ResourceExhaustedError("full"));
+  EXPECT_EQ(store->CommitBase(second.entries).code(),
+            absl::StatusCode::kResourceExhausted);
+  ReleaseAll(store.get(), second);
+  EXPECT_EQ(store->bases()[0].version, 1u);
+  const Extent third = *store->Allocate(kBody);
+  EXPECT_NE(third, first.entries[0].extent);
+  EXPECT_NE(third, second.entries[0].extent);
+  ASSERT_EQ(store->DropBase({5}), absl::OkStatus());  // Settles.
+  EXPECT_EQ(*store->Allocate(kBody), second.entries[0].extent);
+  EXPECT_EQ(store->bases()[0].version, 1u);
+}
+
+TEST(SlabStoreTest, AFailedSyncEndsAllCommitsButNotWhatStands) {
+  testing::SimDisk disk(1);
+  StoredCheckpoint first;
+  {
+    const auto store = OpenOn(&disk);
+    first = WriteOn(&disk, store.get(), 1, 2);
+    ASSERT_EQ(store->Commit(first), absl::OkStatus());
+    const StoredCheckpoint second = WriteOn(&disk, store.get(), 2, 2);
+    disk.Fail(testing::SimDisk::Operation::kSync, "/slab",
+              absl::DataLossError("EIO"));
+    EXPECT_TRUE(Says(store->Commit(second), kLoss, "/slab"));
+    EXPECT_TRUE(Says(store->Commit(second), kLoss, "restart the server"));
+    EXPECT_TRUE(
+        Says(store->CommitBase(second.entries), kLoss, "restart the server"));
+    EXPECT_EQ(store->checkpoints().size(), 1u);
+    EXPECT_TRUE(store->bases().empty());
+  }
+  const auto store = OpenOn(&disk);
+  ASSERT_EQ(store->checkpoints().size(), 1u);
+  EXPECT_EQ(store->checkpoints()[0].entries, first.entries);
 }
 
 TEST(SlabStoreTest, AKillWithoutCommitLeavesTheOldCheckpointIntact) {

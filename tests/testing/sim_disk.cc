@@ -133,13 +133,13 @@ absl::StatusOr<uint64_t> SimFile::Bytes() const {
 absl::Status SimFile::Preallocate(uint64_t from, uint64_t to) {
   MutexLock lock(&machine_->mutex);
   BALLAST_RETURN_IF_ERROR(machine_->Alive(life_));
-  BALLAST_CHECK(node_->bytes == from && from <= to);
+  BALLAST_CHECK(from <= node_->bytes && from <= to);
   BALLAST_RETURN_IF_ERROR(
       machine_->TakeFault(SimDisk::Operation::kPreallocate, path()));
   BALLAST_RETURN_IF_ERROR(machine_->CheckRoom(to - from, path()));
   const bool cut = machine_->CutsNow();
   if (!cut || machine_->Flip()) {
-    node_->Resize(to);
+    node_->Resize(std::max(to, node_->bytes));
   }
   return machine_->Alive(life_);
 }
@@ -292,16 +292,13 @@ absl::StatusOr<std::vector<std::string>> SimDisk::List(
 
 absl::Status SimDisk::MakeDirectories(const std::string& path) {
   const std::string parent = ParentDirectory(path);
-  {
+  if (path == "/" || path == ".") {
+    return absl::OkStatus();
+  }
+  if (!Exists(path)) {
+    BALLAST_RETURN_IF_ERROR(MakeDirectories(parent));
     MutexLock lock(&machine_->mutex);
     BALLAST_RETURN_IF_ERROR(machine_->Alive(machine_->life));
-    if (path == "/" || path == "." || machine_->names.count(path) != 0) {
-      return absl::OkStatus();
-    }
-  }
-  BALLAST_RETURN_IF_ERROR(MakeDirectories(parent));
-  {
-    MutexLock lock(&machine_->mutex);
     auto node = std::make_shared<SimNode>();
     node->folder = true;
     BALLAST_RETURN_IF_ERROR(machine_->ChangeName("", path, node));
@@ -431,6 +428,7 @@ void SimDisk::Restart(End end) {
     machine_->CutPower();
   }
   machine_->locks.clear();
+  machine_->newest_names.clear();
   machine_->cut_at.reset();
   machine_->stopped = false;
   ++machine_->life;

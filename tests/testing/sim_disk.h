@@ -131,6 +131,8 @@ class SimDisk final : public Disk {
     // Whether anything was written there in this life: a sync without is one on
     // open.
     bool wrote = false;
+    std::string
+        newest;  // Of a folder: the name that changed last in this life.
   };
   // Syncs for which `skips` is true report OK and do nothing.
   void SkipSyncs(std::function<bool(const Sync&)> skips);

@@ -261,8 +261,8 @@ void SimMachine::WriteInPart(SimNode* node, uint64_t offset,
 }
 
 bool SimMachine::Syncs(SimDisk::Sync::Of of, const std::string& path,
-                       bool wrote) const {
-  const SimDisk::Sync sync = {of, path, wrote};
+                       bool wrote, const std::string& newest) const {
+  const SimDisk::Sync sync = {of, path, wrote, newest};
   if (hears) {
     hears(sync);
   }
@@ -305,14 +305,16 @@ absl::Status SimMachine::ChangeName(const std::string& from,
     const SimNameChange change = {from, to, std::move(node)};
     ApplyName(change, &names);
     name_changes[folder].push_back(change);
-    folder_wrote_in_life[folder] = life;
+    newest_names[folder] = to.empty() ? absl::StrCat("-", from) : to;
   }
   return Alive(life);
 }
 
 absl::Status SimMachine::SyncFolder(const std::string& path) {
-  const bool happens = Syncs(SimDisk::Sync::Of::kFolder, path,
-                             folder_wrote_in_life[path] == life);
+  const auto newest = newest_names.find(path);
+  const bool wrote = newest != newest_names.end();
+  const bool happens = Syncs(SimDisk::Sync::Of::kFolder, path, wrote,
+                             wrote ? newest->second : "");
   BALLAST_RETURN_IF_ERROR(TakeFault(SimDisk::Operation::kSync, path));
   if (const bool cut = CutsNow(); happens && (!cut || Flip())) {
     for (const SimNameChange& change : name_changes[path]) {

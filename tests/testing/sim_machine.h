@@ -109,7 +109,8 @@ struct SimMachine {
                           NodePointer node);
   absl::Status SyncFolder(const std::string& path);
   // Whether a sync happens; tells who listens.
-  bool Syncs(SimDisk::Sync::Of of, const std::string& path, bool wrote) const;
+  bool Syncs(SimDisk::Sync::Of of, const std::string& path, bool wrote,
+             const std::string& newest = "") const;
   void CutPower();
 
   mutable Mutex mutex;
@@ -122,7 +123,7 @@ struct SimMachine {
   std::map<std::string, NodePointer> names;       // By path, as seen now.
   std::map<std::string, NodePointer> disk_names;  // As the disk has them.
   std::map<std::string, std::vector<SimNameChange>> name_changes;  // By folder.
-  std::map<std::string, uint64_t> folder_wrote_in_life;
+  std::map<std::string, std::string> newest_names;  // By folder; this life's.
   std::map<std::string, std::shared_ptr<SimStoreContents>> stores;
   std::map<std::string, std::string> locks;  // Owner by path.
   std::vector<SimFault> faults;
