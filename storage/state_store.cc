@@ -365,6 +365,9 @@ class EmbeddedStateStore final : public SharedStateStore {
 
   absl::Status Write(const std::vector<StateChange>& changes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (changes.empty()) {
+      return absl::OkStatus();
+    }
     rocksdb::WriteBatch batch;
     for (const StateChange& change : changes) {
       const rocksdb::Status added = change.value

@@ -7,9 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
+#include "common/crash_point.h"
 #include "common/job_file.h"
 #include "common/log.h"
 #include "common/memory_setup.h"
@@ -19,8 +21,14 @@
 namespace ballast {
 namespace {
 
-// Leases and timeouts are judged this often.
+// Leases and timeouts are judged this often, and while a member is suspected,
+// so that its death costs little more than it must.
 constexpr absl::Duration kTick = absl::Milliseconds(100);
+constexpr absl::Duration kSuspectTick = absl::Milliseconds(20);
+// Between two attempts at a store or a disk that is not to be had.
+constexpr absl::Duration kRetry = absl::Milliseconds(100);
+// Between two questions of a leader that is not sure of its lease.
+constexpr absl::Duration kCheck = absl::Seconds(1);
 // Members have one poll and a few reports in flight each; beyond this many
 // queued calls something is wrong, and callers are told to try again.
 constexpr size_t kEventsMax = 4096;
@@ -43,18 +51,55 @@ std::string OwnSettings(const Job& job, const v1::JoinRequest& request) {
   return absl::StrJoin(own, ", ");
 }
 
+bool Puts(const CoreActions& actions, absl::string_view prefix) {
+  return std::any_of(actions.changes.begin(), actions.changes.end(),
+                     [prefix](const StateChange& change) {
+                       return change.value.has_value() &&
+                              absl::StartsWith(change.key, prefix);
+                     });
+}
+
+void LogFaults(const CoreActions& actions) {
+  for (const StateChange& change : actions.changes) {
+    v1::Fault fault;
+    if (!change.value.has_value() || !absl::StartsWith(change.key, "fault/") ||
+        !fault.ParseFromString(*change.value)) {
+      continue;
+    }
+    const bool open = fault.recovered_seconds() < 0.0;
+    LogEvent(open ? Severity::kWarn : Severity::kInfo,
+             open ? "fault" : "fault_overcome",
+             {{"member", fault.member()},
+              {"kind", fault.kind()},
+              {"step", fault.step()},
+              {"seconds", fault.recovered_seconds()},
+              {"detail", fault.detail()}});
+  }
+}
+
+absl::Status Refusal() {
+  return absl::UnavailableError(
+      "the run has ended or too many calls are queued; try again");
+}
+
 }  // namespace
 
 CoordinatorLoop::CoordinatorLoop(const Job& job,
                                  std::unique_ptr<CoordinatorCore> core,
-                                 StateStore* store, RunFolder* folder,
+                                 Leadership* leadership, RunFolder* folder,
                                  Clock clock)
     : job_(job),
-      store_(store),
+      leadership_(leadership),
       folder_(folder),
       clock_(std::move(clock)),
       core_(std::move(core)),
-      summary_(job) {}
+      summary_(job) {
+  prober_ = std::make_unique<Prober>([this](uint64_t incarnation, bool alive) {
+    Post([this, incarnation, alive](absl::Time now) {
+      core_->ProbeResult(incarnation, alive, now);
+    });
+  });
+}
 
 CoordinatorLoop::~CoordinatorLoop() {
   {
@@ -65,6 +110,7 @@ CoordinatorLoop::~CoordinatorLoop() {
   if (thread_.joinable()) {
     thread_.join();
   }
+  prober_.reset();  // Before what its answers touch.
 }
 
 void CoordinatorLoop::Start() {
@@ -77,11 +123,13 @@ void CoordinatorLoop::Submit(
     Answer<Reply> answer) {
   const bool posted =
       Post([this, work = std::move(work), answer](absl::Time now) {
-        answers_.push_back([answer, reply = work(now)] { answer(reply); });
+        answers_.push_back(
+            [answer, reply = work(now)](const absl::Status& instead) {
+              answer(instead.ok() ? reply : instead);
+            });
       });
   if (!posted) {
-    answer(absl::UnavailableError(
-        "the run has ended or too many calls are queued; try again"));
+    answer(Refusal());
   }
 }
 
@@ -112,7 +160,9 @@ void CoordinatorLoop::Poll(const v1::PollRequest& request,
   const bool posted = Post([this, request, answer](absl::Time now) {
     const absl::Status alive = core_->Heartbeat(request, now);
     if (!alive.ok()) {
-      answers_.push_back([answer, alive] { answer(alive); });
+      answers_.push_back([answer, alive](const absl::Status& instead) {
+        answer(instead.ok() ? alive : instead);
+      });
       return;
     }
     // A held poll must not outlast the lease it renewed.
@@ -148,6 +198,7 @@ void CoordinatorLoop::GetStatus(Answer<v1::StatusReply> answer) {
       [this](absl::Time now) -> absl::StatusOr<v1::StatusReply> {
         v1::StatusReply reply = core_->GetStatus(now);
         reply.set_run_dir(folder_->dir());
+        reply.set_leader(leadership_->record().address);
         return reply;
       },
       std::move(answer));
@@ -163,6 +214,31 @@ void CoordinatorLoop::Stop(const v1::StopRequest& request,
         return v1::StopReply();
       },
       std::move(answer));
+}
+
+void CoordinatorLoop::ReportExit(const v1::ExitReport& report,
+                                 Answer<v1::ExitReply> answer) {
+  Submit<v1::ExitReply>(
+      [this, report](absl::Time now) -> absl::StatusOr<v1::ExitReply> {
+        core_->ExitReported(report, now);
+        return v1::ExitReply();
+      },
+      std::move(answer));
+}
+
+void CoordinatorLoop::Scale(const v1::ScaleRequest& request,
+                            Answer<v1::ScaleReply> answer) {
+  Submit<v1::ScaleReply>(
+      [this, request](absl::Time now) { return core_->Scale(request, now); },
+      std::move(answer));
+}
+
+void CoordinatorLoop::ConnectionLost(uint64_t incarnation) {
+  // When the queue is full the lease tells, later.
+  Post([this, incarnation](absl::Time now) {
+    core_->ConnectionLost(incarnation, now);
+    suspect_until_ = now + CoordinatorCore::kReturnMax + kTick;
+  });
 }
 
 bool CoordinatorLoop::Post(Event event) {
@@ -197,7 +273,7 @@ void CoordinatorLoop::Run() {
   absl::Time tick_at = clock_();
   bool summary_written = false;
   CarryOut(tick_at);  // The term must be durable before anyone is admitted.
-  while (!core_->ended() && !Abandoned()) {
+  while (!core_->ended() && lost_.ok() && !Abandoned()) {
     // All queued heartbeats count before a lease is judged: a loop that was
     // held up by its disk must not blame members for that.
     for (const Event& event : TakeEvents(tick_at)) {
@@ -206,36 +282,87 @@ void CoordinatorLoop::Run() {
     const absl::Time now = clock_();
     if (now >= tick_at) {
       core_->Tick(now);
+      CheckLeadership(now);
       tick_at = now + kTick;
+    }
+    if (now < suspect_until_) {
+      tick_at = std::min(tick_at, now + kSuspectTick);
     }
     CarryOut(now);
     LogProgress();
-    const bool write_summary =
-        core_->over() && (!summary_written || core_->ended());
-    if (write_summary) {
+    if (core_->over() && lost_.ok() && (!summary_written || core_->ended())) {
       summary_written = true;
-      const absl::Status written =
-          folder_->WriteSummary(summary_.Json(*core_, now));
-      if (!written.ok()) {
-        LogEvent(Severity::kError, "summary_not_written",
-                 {{"reason", std::string(written.message())}});
-      }
+      WriteSummary(now);
     }
-    for (const std::function<void()>& answer : std::exchange(answers_, {})) {
-      answer();
-    }
-    AnswerPolls(now, /*closing=*/false);
+    AnswerAll(now, /*closing=*/false);
   }
   Close();
+}
+
+absl::Status CoordinatorLoop::Patiently(
+    const std::function<absl::Status()>& work) {
+  const absl::Time since = clock_();
+  absl::Status status = work();
+  bool complained = false;
+  while (absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) {
+    const absl::Duration waited = clock_() - since;
+    if (Abandoned()) {
+      return status;
+    }
+    if (waited >= job_.cluster.give_up_after) {
+      return absl::Status(
+          status.code(),
+          absl::StrCat("waited ", absl::FormatDuration(waited),
+                       " (cluster.give_up_after): ", status.message()));
+    }
+    if (!complained) {
+      complained = true;
+      LogEvent(Severity::kWarn, "coordinator_waits",
+               {{"for", std::string(status.message())},
+                {"at_most", absl::FormatDuration(job_.cluster.give_up_after)}});
+    }
+    {
+      MutexLock lock(&mutex_);
+      if (!abandoned_) {
+        // Every new call wakes it, so the pace is kept by the clock.
+        const absl::Time until = clock_() + kRetry;
+        while (!abandoned_ && clock_() < until) {
+          changed_.WaitFor(&mutex_, until - clock_());
+        }
+      }
+    }
+    status = work();
+  }
+  if (complained) {
+    LogEvent(Severity::kInfo, "coordinator_goes_on",
+             {{"waited_s", absl::ToDoubleSeconds(clock_() - since)}});
+  }
+  return status;
+}
+
+void CoordinatorLoop::CheckLeadership(absl::Time now) {
+  if (leadership_->sure() || now < check_at_ || !lost_.ok()) {
+    return;
+  }
+  check_at_ = now + kCheck;
+  const absl::Status leads = leadership_->Apply({});
+  if (absl::IsAborted(leads)) {
+    lost_ = leads;
+  }
 }
 
 void CoordinatorLoop::CarryOut(absl::Time now) {
   for (int round = 0; round < kRoundsMax; ++round) {
     const CoreActions actions = core_->TakeActions();
-    if (actions.empty() || broken_) {
+    if (actions.empty() || broken_ || !lost_.ok()) {
       return;
     }
     const absl::Status done = CarryOutOnce(actions, now);
+    if (absl::IsAborted(done) || absl::IsUnavailable(done)) {
+      // Another leads or may come to lead: whatever is said now could be wrong.
+      lost_ = done;
+      return;
+    }
     if (!done.ok()) {
       // What could not be made durable is told to nobody: the run ends.
       broken_ = true;
@@ -255,21 +382,55 @@ absl::Status CoordinatorLoop::CarryOutOnce(const CoreActions& actions,
   if (drops) {
     BALLAST_RETURN_IF_ERROR(folder_->Sync());
   }
-  if (!actions.changes.empty()) {
-    BALLAST_RETURN_IF_ERROR(store_->Apply(actions.changes));
+  if (Puts(actions, "end/")) {
+    // Who finds the record of the end finds the summary too.
+    WriteSummary(now);
+  }
+  const bool decides = Puts(actions, "step/");
+  if (decides) {
+    BALLAST_CRASH_POINT("coordinator.decision.before_log");
+  }
+  // Files are the leader's too, so it asks even when there is nothing to log.
+  BALLAST_RETURN_IF_ERROR(
+      Patiently([&] { return leadership_->Apply(actions.changes); }));
+  if (decides) {
+    BALLAST_CRASH_POINT("coordinator.decision.logged");
+  }
+  if (Puts(actions, "member/")) {
+    BALLAST_CRASH_POINT("coordinator.join.logged");
+  }
+  if (Puts(actions, "placement")) {
+    BALLAST_CRASH_POINT("coordinator.placement.logged");
+  }
+  LogFaults(actions);
+  for (const Probe& probe : actions.probes) {
+    prober_->Start(probe);
+  }
+  return WriteFiles(actions, now);
+}
+
+absl::Status CoordinatorLoop::WriteFiles(const CoreActions& actions,
+                                         absl::Time now) {
+  if (actions.rollback_to.has_value()) {
+    LogEvent(Severity::kWarn, "rolled_back", {{"step", *actions.rollback_to}});
+    BALLAST_RETURN_IF_ERROR(
+        Patiently([&] { return folder_->RollBack(*actions.rollback_to); }));
   }
   for (const std::string& path : actions.manifests_to_remove) {
     BALLAST_RETURN_IF_ERROR(folder_->RemoveManifest(path));
   }
-  BALLAST_RETURN_IF_ERROR(folder_->AppendMetrics(actions.metrics));
+  BALLAST_RETURN_IF_ERROR(
+      Patiently([&] { return folder_->AppendMetrics(actions.metrics); }));
   for (const StepMetrics& line : actions.metrics) {
     summary_.Add(line, MinorFaults());
   }
-  BALLAST_RETURN_IF_ERROR(folder_->AppendEvaluations(actions.evaluations));
+  BALLAST_RETURN_IF_ERROR(Patiently(
+      [&] { return folder_->AppendEvaluations(actions.evaluations); }));
   for (const CheckpointManifest& manifest : actions.manifests_to_write) {
     const StepKey key = {manifest.timeline, manifest.step};
-    const absl::Status written =
-        WriteManifest(folder_->checkpoints_dir(), manifest);
+    const absl::Status written = Patiently(
+        [&] { return WriteManifest(folder_->checkpoints_dir(), manifest); });
+    BALLAST_CRASH_POINT("coordinator.manifest.written");
     if (written.ok()) {
       core_->ManifestWritten(key, folder_->ManifestPath(manifest.step), now);
     } else {
@@ -279,10 +440,28 @@ absl::Status CoordinatorLoop::CarryOutOnce(const CoreActions& actions,
   return absl::OkStatus();
 }
 
-void CoordinatorLoop::AnswerPolls(absl::Time now, bool closing) {
+void CoordinatorLoop::WriteSummary(absl::Time now) {
+  const absl::Status written =
+      folder_->WriteSummary(summary_.Json(*core_, now));
+  if (!written.ok()) {
+    LogEvent(Severity::kError, "summary_not_written",
+             {{"reason", std::string(written.message())}});
+  }
+}
+
+void CoordinatorLoop::AnswerAll(absl::Time now, bool closing) {
+  // After a lost lead or a broken store nothing that was said is durable.
+  const absl::Status instead =
+      lost_.ok() && !broken_
+          ? absl::OkStatus()
+          : absl::UnavailableError("this coordinator leads no more; try again");
+  for (const auto& answer : std::exchange(answers_, {})) {
+    answer(instead);
+  }
   for (auto poll = polls_.begin(); poll != polls_.end();) {
     absl::StatusOr<v1::PollReply> reply =
-        core_->Directive(poll->incarnation, poll->seen_number);
+        lost_.ok() ? core_->Directive(poll->incarnation, poll->seen_number)
+                   : instead;
     const bool news = !reply.ok() || reply->number() > poll->seen_number;
     if (news || closing || now >= poll->deadline) {
       poll->answer(std::move(reply));
@@ -319,7 +498,7 @@ void CoordinatorLoop::Close() {
   {
     MutexLock lock(&mutex_);
     closed_ = true;
-    outcome_ = core_->failure();
+    outcome_ = lost_.ok() ? core_->failure() : lost_;
     late = std::exchange(events_, {});
     changed_.NotifyAll();
   }
@@ -327,10 +506,7 @@ void CoordinatorLoop::Close() {
   for (const Event& event : late) {
     event(now);
   }
-  for (const std::function<void()>& answer : std::exchange(answers_, {})) {
-    answer();
-  }
-  AnswerPolls(now, /*closing=*/true);
+  AnswerAll(now, /*closing=*/true);
 }
 
 bool CoordinatorLoop::WaitEnded(absl::Duration timeout) {

@@ -3,6 +3,11 @@
 // queued as events; after a batch of events the thread makes the core's changes
 // durable, writes the run folder, and only then answers, calls and long polls
 // alike. So nobody is ever told what a crash could take back.
+//
+// While the store does not answer or a disk is full, the loop waits, named in
+// the log, for at most cluster.give_up_after. When another coordinator has come
+// to lead, it ends as a crash would: it answers nobody and tells no member to
+// exit.
 
 #pragma once
 
@@ -21,6 +26,8 @@
 #include "common/job.h"
 #include "common/mutex.h"
 #include "proto/ballast.pb.h"
+#include "ps/coordinator/leadership.h"
+#include "ps/coordinator/prober.h"
 #include "ps/coordinator/run_folder.h"
 #include "ps/coordinator/run_summary.h"
 #include "ps/membership/coordinator_core.h"
@@ -36,10 +43,10 @@ class CoordinatorLoop {
   using Answer = std::function<void(absl::StatusOr<Reply>)>;
   using Clock = std::function<absl::Time()>;
 
-  // `store` and `folder` are not owned and outlive the loop. `clock` is
+  // `leadership` and `folder` are not owned and outlive the loop. `clock` is
   // monotonic.
   CoordinatorLoop(const Job& job, std::unique_ptr<CoordinatorCore> core,
-                  StateStore* store, RunFolder* folder, Clock clock);
+                  Leadership* leadership, RunFolder* folder, Clock clock);
   // Ends the loop at once, as a crash would; WaitEnded first for a clean end.
   ~CoordinatorLoop();
 
@@ -53,11 +60,18 @@ class CoordinatorLoop {
   void GetPlacement(Answer<v1::Placement> answer);
   void GetStatus(Answer<v1::StatusReply> answer);
   void Stop(const v1::StopRequest& request, Answer<v1::StopReply> answer);
+  void ReportExit(const v1::ExitReport& report, Answer<v1::ExitReply> answer);
+  void Scale(const v1::ScaleRequest& request, Answer<v1::ScaleReply> answer);
+  // The connection of a member broke while its poll was held.
+  void ConnectionLost(uint64_t incarnation);
 
   // Blocks until the run has ended and every member had its time to leave, or
   // until `timeout` has passed; returns whether it has ended.
   bool WaitEnded(absl::Duration timeout);
   // How the run ended. Only after WaitEnded returned true.
+  // Errors: ABORTED      another coordinator leads and goes on with it.
+  //         UNAVAILABLE  the store did not answer for cluster.give_up_after.
+  //         Others say why the run failed.
   absl::Status outcome();
 
  private:
@@ -81,24 +95,35 @@ class CoordinatorLoop {
   std::vector<Event> TakeEvents(absl::Time tick_at);
   void CarryOut(absl::Time now);
   absl::Status CarryOutOnce(const CoreActions& actions, absl::Time now);
-  void AnswerPolls(absl::Time now, bool closing);
+  absl::Status WriteFiles(const CoreActions& actions, absl::Time now);
+  // Calls `work` until it ends otherwise than for want of a store or of space.
+  absl::Status Patiently(const std::function<absl::Status()>& work);
+  // A leader that is not sure of it asks, now and then.
+  void CheckLeadership(absl::Time now);
+  void AnswerAll(absl::Time now, bool closing);
+  void WriteSummary(absl::Time now);
   void LogProgress();
   bool Abandoned();
   void Close();
 
   const Job job_;
-  StateStore* const store_;
+  Leadership* const leadership_;
   RunFolder* const folder_;
   const Clock clock_;
 
   // Only the loop's thread touches these.
   std::unique_ptr<CoordinatorCore> core_;
   RunSummary summary_;
-  std::vector<std::function<void()>> answers_;
+  // Each takes OK, or the refusal to give instead.
+  std::vector<std::function<void(const absl::Status&)>> answers_;
   std::list<PendingPoll> polls_;
   Phase logged_phase_ = Phase::kForming;
+  absl::Time suspect_until_ = absl::InfinitePast();
+  absl::Time check_at_ = absl::InfinitePast();  // That it still leads.
   bool broken_ = false;  // The store or the folder failed: write no more.
+  absl::Status lost_;    // Why it leads no more.
 
+  std::unique_ptr<Prober> prober_;
   std::thread thread_;
   Mutex mutex_;
   CondVar changed_;

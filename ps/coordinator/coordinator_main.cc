@@ -7,16 +7,21 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/clock.h"
+#include "common/crash_point.h"
 #include "common/job_file.h"
 #include "common/log.h"
 #include "common/memory_setup.h"
 #include "ps/coordinator/coordinator_loop.h"
 #include "ps/coordinator/coordinator_service.h"
+#include "ps/coordinator/standby.h"
 #include "ps/coordinator/startup.h"
 #include "rpc/endpoint.h"
 
@@ -26,9 +31,12 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitConfig = 78;
+constexpr absl::Duration kListenPatience = absl::Seconds(10);
+constexpr absl::Duration kListenRetry = absl::Milliseconds(50);
 
 struct Arguments {
   std::string config;
+  std::string state_store;  // Empty: in the run folder.
   int announce_fd = -1;
   int supervisor_fd = -1;
   std::optional<uint32_t> port;  // Else cluster.port.
@@ -94,6 +102,160 @@ void WaitForEnd(const sigset_t& signals, int supervisor_fd,
   }
 }
 
+// Listens. A coordinator that was started again needs its old port, which a
+// connection of somebody else may hold for a moment.
+absl::StatusOr<std::unique_ptr<Endpoint>> Listen(const Arguments& arguments,
+                                                 const Job& job,
+                                                 CoordinatorService* service) {
+  const absl::Time give_up = MonotonicNow() + kListenPatience;
+  while (true) {
+    absl::StatusOr<std::unique_ptr<Endpoint>> endpoint = Endpoint::Start(
+        job.cluster.host, arguments.port.value_or(job.cluster.port), {service});
+    if (endpoint.ok() || !arguments.flags.continue_run ||
+        MonotonicNow() >= give_up) {
+      return endpoint;
+    }
+    absl::SleepFor(kListenRetry);
+  }
+}
+
+// One process: it stands by, leads, and stands by again when another took over.
+class Coordinator {
+ public:
+  Coordinator(const Arguments& arguments, JobFile file, const sigset_t& signals)
+      : arguments_(arguments), file_(std::move(file)), signals_(signals) {}
+
+  int Run();
+
+ private:
+  // Leads once. nullopt: another leads now.
+  std::optional<int> Lead(Accession accession);
+  bool Tell();
+  bool shared() const { return !arguments_.state_store.empty(); }
+
+  const Arguments& arguments_;
+  const JobFile file_;
+  const sigset_t signals_;
+  CoordinatorFlags flags_ = arguments_.flags;
+  bool told_ = false;
+  CoordinatorService service_;
+  std::unique_ptr<SharedStateStore> store_;
+  std::unique_ptr<Endpoint> endpoint_;
+};
+
+// Announces the address, once.
+bool Coordinator::Tell() {
+  if (std::exchange(told_, true)) {
+    return true;
+  }
+  LogEvent(Severity::kInfo, "listening", {{"address", endpoint_->address()}});
+  return arguments_.announce_fd < 0 ||
+         Announce(arguments_.announce_fd, endpoint_->address());
+}
+
+std::optional<int> Coordinator::Lead(Accession accession) {
+  Leadership* const leadership = accession.leadership.get();
+  if (accession.stood_by) {  // There is a run, begun or resumed by another.
+    flags_.resume = false;
+    flags_.continue_run = true;
+  }
+  absl::StatusOr<OpenedRun> run =
+      OpenRun(file_, flags_, leadership, MonotonicNow());
+  if (absl::IsAborted(run.status()) || absl::IsUnavailable(run.status())) {
+    LogEvent(Severity::kWarn, "cannot_lead",
+             {{"reason", std::string(run.status().message())}});
+    return std::nullopt;
+  }
+  if (!run.ok()) {
+    return Complain(run.status());
+  }
+  if (run->core == nullptr) {
+    std::fprintf(stderr, "ballast-coordinator: %s\n", run->ended.c_str());
+    return Tell() ? 0 : kExitFailed;
+  }
+  CoordinatorLoop loop(file_.job, std::move(run->core), leadership,
+                       run->folder.get(), MonotonicNow);
+  loop.Start();
+  service_.Serve(&loop);
+  // However this returns, nobody may be let into a loop that is gone.
+  const auto withdraw = [](CoordinatorService* service) {
+    service->StandBy("this coordinator leads no more");
+  };
+  const std::unique_ptr<CoordinatorService, decltype(withdraw)> serving(
+      &service_, withdraw);
+  if (shared()) {
+    LogEvent(Severity::kInfo, "leading",
+             {{"term", leadership->record().term},
+              {"address", endpoint_->address()}});
+  }
+  const absl::Status written = run->folder->WriteAddress(endpoint_->address());
+  if (!written.ok()) {
+    return Complain(written);
+  }
+  if (!Tell()) {
+    return Complain(absl::UnavailableError(
+        absl::StrCat("cannot write the address to descriptor ",
+                     arguments_.announce_fd, " (--announce-fd)")));
+  }
+  WaitForEnd(signals_, arguments_.supervisor_fd, &loop);
+  const absl::Status outcome = loop.outcome();
+  if (shared() && absl::IsAborted(outcome)) {
+    LogEvent(Severity::kWarn, "superseded",
+             {{"reason", std::string(outcome.message())}});
+    flags_.resume = false;
+    flags_.continue_run = true;
+    return std::nullopt;
+  }
+  run->folder->RemoveAddress();
+  endpoint_->Stop(absl::Seconds(1));
+  if (!outcome.ok()) {
+    Complain(outcome);
+    return kExitFailed;
+  }
+  return 0;
+}
+
+int Coordinator::Run() {
+  const Job& job = file_.job;
+  absl::StatusOr<std::unique_ptr<SharedStateStore>> store =
+      OpenStore(job, arguments_.state_store);
+  if (!store.ok()) {
+    return Complain(store.status());
+  }
+  store_ = *std::move(store);
+  absl::StatusOr<std::unique_ptr<Endpoint>> endpoint =
+      Listen(arguments_, job, &service_);
+  if (!endpoint.ok()) {
+    return Complain(endpoint.status());
+  }
+  endpoint_ = *std::move(endpoint);
+  if (shared() && !Tell()) {  // A standby is there too.
+    return kExitFailed;
+  }
+  StandbyOptions options;
+  options.address = endpoint_->address();
+  options.give_up_after = job.cluster.give_up_after;
+  options.on_wait = [this](const std::string& why) { service_.StandBy(why); };
+  options.stop = [this] {
+    const timespec no_wait = {0, 0};
+    return IsAlone(arguments_.supervisor_fd) ||
+           sigtimedwait(&signals_, nullptr, &no_wait) > 0;
+  };
+  while (true) {
+    absl::StatusOr<Accession> accession = WaitToLead(store_.get(), options);
+    if (absl::IsCancelled(accession.status())) {
+      return 0;  // Whoever leads goes on.
+    }
+    if (!accession.ok()) {
+      return Complain(accession.status());
+    }
+    const std::optional<int> code = Lead(*std::move(accession));
+    if (code.has_value()) {
+      return *code;
+    }
+  }
+}
+
 int RunCoordinator(const Arguments& arguments) {
   const sigset_t signals = BlockStopSignals();
   absl::StatusOr<JobFile> file = LoadJobFile(arguments.config, {});
@@ -101,41 +263,7 @@ int RunCoordinator(const Arguments& arguments) {
     Complain(file.status());
     return kExitConfig;
   }
-  const Job& job = file->job;
-  absl::StatusOr<OpenedRun> run =
-      OpenRun(*file, arguments.flags, MonotonicNow());
-  if (!run.ok()) {
-    return Complain(run.status());
-  }
-  CoordinatorLoop loop(job, std::move(run->core), run->store.get(),
-                       run->folder.get(), MonotonicNow);
-  CoordinatorService service(&loop);
-  absl::StatusOr<std::unique_ptr<Endpoint>> endpoint = Endpoint::Start(
-      job.cluster.host, arguments.port.value_or(job.cluster.port), {&service});
-  if (!endpoint.ok()) {
-    return Complain(endpoint.status());
-  }
-  loop.Start();
-  const std::string& address = (*endpoint)->address();
-  LogEvent(Severity::kInfo, "listening", {{"address", address}});
-  const absl::Status written = run->folder->WriteAddress(address);
-  if (!written.ok()) {
-    return Complain(written);
-  }
-  if (arguments.announce_fd >= 0 && !Announce(arguments.announce_fd, address)) {
-    return Complain(absl::UnavailableError(
-        absl::StrCat("cannot write the address to descriptor ",
-                     arguments.announce_fd, " (--announce-fd)")));
-  }
-  WaitForEnd(signals, arguments.supervisor_fd, &loop);
-  run->folder->RemoveAddress();
-  (*endpoint)->Stop(absl::Seconds(1));
-  const absl::Status outcome = loop.outcome();
-  if (!outcome.ok()) {
-    Complain(outcome);
-    return kExitFailed;
-  }
-  return 0;
+  return Coordinator(arguments, *std::move(file), signals).Run();
 }
 
 }  // namespace
@@ -144,6 +272,10 @@ int RunCoordinator(const Arguments& arguments) {
 int main(int argc, char** argv) {
   ballast::KeepHeapMemory();
   ballast::SetLogRole("coordinator");
+  const char* crash_dir = std::getenv("BALLAST_CRASH_DIR");
+  if (crash_dir != nullptr) {
+    ballast::ArmCrashPoints(crash_dir, "coordinator");
+  }
   CLI::App app(
       "ballast-coordinator - forms the group and turns every step into a "
       "transaction\n\nUsually started by `ballast train`. SIGTERM finishes the "
@@ -156,8 +288,17 @@ int main(int argc, char** argv) {
   ballast::Arguments arguments;
   app.add_option("--config", arguments.config, "The effective job file")
       ->required();
-  app.add_flag("--resume", arguments.flags.resume,
-               "Continue the run in run.dir from its newest checkpoint");
+  CLI::Option* resume = app.add_flag(
+      "--resume", arguments.flags.resume,
+      "Train on from where the run in run.dir ended, as a new branch");
+  app.add_flag("--continue", arguments.flags.continue_run,
+               "Go on with the run where a coordinator left it, or begin it; "
+               "for supervisors.\nA run that has ended is left alone (exit 0)")
+      ->excludes(resume);
+  app.add_option("--state-store", arguments.state_store,
+                 "etcd://host:port[,host:port]: keep the run's state there, so "
+                 "that several\ncoordinators can run, of which one leads. "
+                 "Default: in run.dir");
   app.add_option("--stop-after", arguments.flags.stop_after,
                  "Last step to run; the schedule's horizon stays run.steps");
   app.add_flag("--keep", arguments.flags.keep_up,

@@ -61,15 +61,6 @@ absl::StatusOr<std::map<uint64_t, std::string>> ReadLines(
   return lines;
 }
 
-absl::Status WriteLines(const std::string& path,
-                        const std::map<uint64_t, std::string>& lines) {
-  std::string text;
-  for (const auto& [step, line] : lines) {
-    absl::StrAppend(&text, line, "\n");
-  }
-  return WriteFileAtomically(path, text);
-}
-
 std::vector<std::string> CheckpointFolders(const std::string& checkpoints_dir) {
   std::vector<std::string> folders;
   std::error_code error;
@@ -125,6 +116,8 @@ std::string MetricsJson(const StepMetrics& metrics) {
   line["fetch_wait_s"] = measured(metrics.fetch_wait_seconds);
   line["push_wait_s"] = measured(metrics.push_wait_seconds);
   line["update_s"] = measured(metrics.update_seconds);
+  line["log_bytes"] = measured(metrics.log_bytes);
+  line["log_s"] = measured(metrics.log_seconds);
   line["step_s"] = measured(metrics.step_seconds);
   return line.dump();
 }
@@ -148,7 +141,8 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(
   }
   std::unique_ptr<RunFolder> folder(new RunFolder(absolute));
   BALLAST_RETURN_IF_ERROR(MakeDirectories(folder->checkpoints_dir()));
-  BALLAST_RETURN_IF_ERROR(folder->OpenForAppend());
+  folder->metrics_.file.path = absl::StrCat(absolute, "/metrics.jsonl");
+  folder->evaluations_.file.path = absl::StrCat(absolute, "/evaluations.jsonl");
   return folder;
 }
 
@@ -156,17 +150,43 @@ std::string RunFolder::ManifestPath(uint64_t step) const {
   return absl::StrFormat("%s/step-%08d/manifest.json", checkpoints_dir(), step);
 }
 
-absl::Status RunFolder::OpenForAppend() {
-  BALLAST_ASSIGN_OR_RETURN(metrics_,
-                           OpenAppending(absl::StrCat(dir_, "/metrics.jsonl")));
-  BALLAST_ASSIGN_OR_RETURN(
-      evaluations_, OpenAppending(absl::StrCat(dir_, "/evaluations.jsonl")));
+absl::Status RunFolder::Rewrite(const std::map<uint64_t, std::string>& lines,
+                                History* history) {
+  std::string text;
+  for (const auto& [step, line] : lines) {
+    absl::StrAppend(&text, line, "\n");
+  }
+  const std::string path = history->file.path;
+  BALLAST_RETURN_IF_ERROR(WriteFileAtomically(path, text));
+  BALLAST_ASSIGN_OR_RETURN(history->file, OpenAppending(path));
+  history->bytes = text.size();
+  history->last = lines.empty() ? 0 : lines.rbegin()->first;
+  return absl::OkStatus();
+}
+
+absl::Status RunFolder::Append(const std::string& text, uint64_t last,
+                               History* history) {
+  if (text.empty()) {
+    return absl::OkStatus();
+  }
+  const absl::Status written = WriteFully(history->file, text);
+  if (!written.ok()) {
+    // Half a line on a full disk: the next attempt begins where this one did.
+    if (ftruncate(history->file.fd.get(), static_cast<off_t>(history->bytes)) !=
+        0) {
+      return ErrnoError(errno,
+                        absl::StrCat("cannot truncate ", history->file.path));
+    }
+    return written;
+  }
+  history->bytes += text.size();
+  history->last = last;
   return absl::OkStatus();
 }
 
 absl::Status RunFolder::Reconcile(const RunState& state, uint64_t step) {
   std::map<uint64_t, std::string> metrics;
-  BALLAST_ASSIGN_OR_RETURN(metrics, ReadLines(metrics_.path, step));
+  BALLAST_ASSIGN_OR_RETURN(metrics, ReadLines(metrics_.file.path, step));
   for (const v1::Decision& decision : state.History()) {
     if (decision.step() <= step && !metrics.contains(decision.step())) {
       StepMetrics line;
@@ -175,18 +195,17 @@ absl::Status RunFolder::Reconcile(const RunState& state, uint64_t step) {
       metrics[decision.step()] = MetricsJson(line);
     }
   }
-  BALLAST_RETURN_IF_ERROR(WriteLines(metrics_.path, metrics));
+  BALLAST_RETURN_IF_ERROR(Rewrite(metrics, &metrics_));
 
   std::map<uint64_t, std::string> evaluations;
-  BALLAST_ASSIGN_OR_RETURN(evaluations, ReadLines(evaluations_.path, step));
+  BALLAST_ASSIGN_OR_RETURN(evaluations,
+                           ReadLines(evaluations_.file.path, step));
   for (const auto& [key, loss] : state.evaluations) {
     if (key.step <= step && !evaluations.contains(key.step)) {
       evaluations[key.step] = EvaluationJson({key, loss, 0.0});
     }
   }
-  BALLAST_RETURN_IF_ERROR(WriteLines(evaluations_.path, evaluations));
-  // The files were replaced.
-  BALLAST_RETURN_IF_ERROR(OpenForAppend());
+  BALLAST_RETURN_IF_ERROR(Rewrite(evaluations, &evaluations_));
 
   std::set<std::string> listed;
   for (const auto& [key, path] : state.checkpoints) {
@@ -203,28 +222,63 @@ absl::Status RunFolder::Reconcile(const RunState& state, uint64_t step) {
   return absl::OkStatus();
 }
 
+absl::Status RunFolder::RollBack(uint64_t step) {
+  for (History* history : {&metrics_, &evaluations_}) {
+    std::map<uint64_t, std::string> lines;
+    BALLAST_ASSIGN_OR_RETURN(lines, ReadLines(history->file.path, step));
+    BALLAST_RETURN_IF_ERROR(Rewrite(lines, history));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunFolder::AppendMetrics(const std::vector<StepMetrics>& lines) {
   std::string text;
+  uint64_t last = metrics_.last;
   for (const StepMetrics& line : lines) {
-    absl::StrAppend(&text, MetricsJson(line), "\n");
+    if (line.decision.step() > last) {
+      last = line.decision.step();
+      absl::StrAppend(&text, MetricsJson(line), "\n");
+    }
   }
-  return WriteFully(metrics_, text);
+  return Append(text, last, &metrics_);
 }
 
 absl::Status RunFolder::AppendEvaluations(
     const std::vector<EvaluationRecord>& lines) {
   std::string text;
+  uint64_t last = evaluations_.last;
   for (const EvaluationRecord& line : lines) {
-    absl::StrAppend(&text, EvaluationJson(line), "\n");
+    // Version 0 may be evaluated; it is the first line then.
+    if (line.at.step > last || evaluations_.bytes + text.size() == 0) {
+      last = line.at.step;
+      absl::StrAppend(&text, EvaluationJson(line), "\n");
+    }
   }
-  return WriteFully(evaluations_, text);
+  return Append(text, last, &evaluations_);
 }
 
 absl::Status RunFolder::Sync() {
-  if (fsync(metrics_.fd.get()) != 0) {
-    return ErrnoError(errno, absl::StrCat("cannot sync ", metrics_.path));
+  if (fsync(metrics_.file.fd.get()) != 0) {
+    return ErrnoError(errno, absl::StrCat("cannot sync ", metrics_.file.path));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> RunFolder::PutAside(
+    const std::string& manifest_path) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(manifest_path).parent_path();
+  std::string aside =
+      (folder.parent_path() / ("damaged-" + folder.filename().string()))
+          .string();
+  std::error_code error;
+  fs::remove_all(aside, error);
+  fs::rename(folder, aside, error);
+  if (error && error != std::errc::no_such_file_or_directory) {
+    return ErrnoError(error.value(),
+                      absl::StrCat("cannot rename ", folder.string()));
+  }
+  return aside;
 }
 
 absl::Status RunFolder::RemoveManifest(const std::string& path) {

@@ -2,9 +2,10 @@
 // What a run leaves for people and scripts: metrics.jsonl, evaluations.jsonl,
 // summary.json, checkpoints/ and the coordinator's address.
 //
-// The step log is the truth. metrics.jsonl is derived from it: when a run is
-// resumed, lines of abandoned steps are taken out and lines that a crash
-// swallowed are filled in, so it has one line a committed step, always.
+// The step log is the truth. metrics.jsonl is derived from it: when a
+// coordinator starts, lines of abandoned steps are taken out and lines that a
+// crash swallowed are filled in, and a step that has its line gets no other, so
+// it has one line a committed step, always.
 
 #pragma once
 
@@ -48,15 +49,23 @@ class RunFolder {
 
   // Makes metrics and evaluations say exactly what led to version `step` of
   // `state`, and removes manifests that the state does not list. Call before
-  // the first Append.
+  // the first Append. A coordinator that wrote here before and still runs
+  // writes to files that have no name any more.
   absl::Status Reconcile(const RunState& state, uint64_t step);
+  // The history went back to `step`: takes out the lines after it.
+  absl::Status RollBack(uint64_t step);
 
+  // Appends lines of steps that have none yet. On an error nothing has been
+  // appended.
   absl::Status AppendMetrics(const std::vector<StepMetrics>& lines);
   absl::Status AppendEvaluations(const std::vector<EvaluationRecord>& lines);
   // Makes appended metrics durable: before their step-log records are dropped.
   absl::Status Sync();
   // Removes a checkpoint's manifest and its folder.
   absl::Status RemoveManifest(const std::string& path);
+  // Puts a damaged checkpoint's folder aside, for people; returns its new path.
+  // A folder that is gone is fine.
+  absl::StatusOr<std::string> PutAside(const std::string& manifest_path);
   absl::Status WriteSummary(const std::string& json);
   absl::Status WriteConfig(const std::string& yaml);
   absl::Status WriteAddress(const std::string& address);
@@ -64,11 +73,20 @@ class RunFolder {
 
  private:
   explicit RunFolder(std::string dir) : dir_(std::move(dir)) {}
-  absl::Status OpenForAppend();
+  // Lines by step, appended to as the run goes on.
+  struct History {
+    StorageFile file;
+    uint64_t bytes = 0;  // Up to the end of the last whole line.
+    uint64_t last = 0;   // Step of the last line.
+  };
+  absl::Status Rewrite(const std::map<uint64_t, std::string>& lines,
+                       History* history);
+  static absl::Status Append(const std::string& text, uint64_t last,
+                             History* history);
 
   const std::string dir_;
-  StorageFile metrics_;
-  StorageFile evaluations_;
+  History metrics_;
+  History evaluations_;
 };
 
 }  // namespace ballast

@@ -40,6 +40,27 @@ Value OrNull(const std::string& text) {
   return text.empty() ? Value() : Value(text);
 }
 
+// "worker" of "worker-1"; "coordinator" is both.
+std::string RoleOf(const std::string& member) {
+  return member.substr(0, member.rfind('-'));
+}
+
+// What went wrong and what it cost, oldest first.
+Value FaultsOf(const v1::StatusReply& status) {
+  Value faults = Value::array();
+  for (const v1::Fault& fault : status.faults()) {
+    Value entry;
+    entry["member"] = fault.member();
+    entry["role"] = RoleOf(fault.member());
+    entry["kind"] = fault.kind();
+    entry["step"] = fault.step();
+    entry["recovered_seconds"] = fault.recovered_seconds();  // < 0: not yet.
+    entry["detail"] = fault.detail();
+    faults.push_back(std::move(entry));
+  }
+  return faults;
+}
+
 }  // namespace
 
 void RunSummary::Add(const StepMetrics& line, uint64_t own_faults) {
@@ -49,6 +70,9 @@ void RunSummary::Add(const StepMetrics& line, uint64_t own_faults) {
     pushed_bytes_ += line.pushed_bytes;
   }
   seconds_ += line.step_seconds;
+  ++measured_steps_;
+  log_bytes_ += line.log_bytes;
+  log_seconds_ += line.log_seconds;
   faults_.push_back({line.worker_faults, line.server_faults, own_faults});
 }
 
@@ -82,6 +106,11 @@ std::string RunSummary::Json(const CoordinatorCore& core,
       status.parameters() * DTypeBytes(job_.precision.reduce_dtype);
   summary["pushed_bytes_per_step"] =
       whole_steps_ == 0 ? Value() : Value(pushed_bytes_ / whole_steps_);
+  const auto steps = static_cast<double>(measured_steps_);
+  summary["log_bytes_per_step"] =
+      measured_steps_ == 0 ? Value() : Value(log_bytes_ / measured_steps_);
+  summary["log_seconds_per_step"] =
+      measured_steps_ == 0 ? Value() : Value(log_seconds_ / steps);
   summary["workers"] = job_.worker.count;
   summary["servers"] = job_.server.count;
   summary["worker_budget_bytes"] = workers.budget;
@@ -114,6 +143,7 @@ std::string RunSummary::Json(const CoordinatorCore& core,
         counted;
   }
   summary["minor_faults_per_step"] = faults;
+  summary["faults"] = FaultsOf(status);
   return summary.dump(2) + "\n";
 }
 

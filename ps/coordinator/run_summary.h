@@ -41,6 +41,9 @@ class RunSummary {
   uint64_t pushed_bytes_ = 0;  // In whole_steps_.
   uint64_t whole_steps_ = 0;   // Whose every worker has reported.
   double seconds_ = 0.0;
+  uint64_t measured_steps_ = 0;
+  uint64_t log_bytes_ = 0;
+  double log_seconds_ = 0.0;
   std::vector<Faults> faults_;
 };
 

@@ -50,6 +50,9 @@ void MetricsCollector::Confirmed(uint64_t server, const v1::Confirm& confirm,
   }
   pending->line.update_seconds =
       std::max(pending->line.update_seconds, confirm.update_seconds());
+  pending->line.log_seconds =
+      std::max(pending->line.log_seconds, confirm.log_seconds());
+  pending->line.log_bytes += confirm.log_bytes();
   const auto [last, first_time] = faults_.try_emplace(server, faults);
   if (!first_time && faults > last->second) {
     pending->line.server_faults += faults - last->second;

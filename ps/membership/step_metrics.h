@@ -35,11 +35,13 @@ struct StepMetrics {
   double fetch_wait_seconds = 0.0;
   double push_wait_seconds = 0.0;
   double update_seconds = 0.0;
+  double log_seconds = 0.0;  // From the last gradient to the synced vote.
   // Of all workers or servers together.
   uint64_t pushed_bytes = 0;
   uint64_t fetched_bytes = 0;
   uint64_t worker_faults = 0;
   uint64_t server_faults = 0;
+  uint64_t log_bytes = 0;  // Written to gradient logs.
 };
 
 class MetricsCollector {

@@ -1,27 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The coordinator over loopback, with members that the test plays by hand.
 #include <gmock/gmock.h>
-#include <grpcpp/client_context.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <future>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "common/clock.h"
 #include "common/exact_sum.h"
-#include "proto/ballast.grpc.pb.h"
-#include "ps/coordinator/coordinator_loop.h"
-#include "ps/coordinator/coordinator_service.h"
-#include "ps/coordinator/startup.h"
-#include "rpc/endpoint.h"
-#include "tests/ps/membership/core_harness.h"
+#include "tests/ps/coordinator/running_coordinator.h"
 
 namespace ballast {
 namespace {
@@ -29,155 +20,12 @@ namespace {
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
 
-constexpr absl::Duration kCall = absl::Seconds(20);
-
-class TempDir {
- public:
-  TempDir() {
-    std::string name = ::testing::TempDir() + "/coordinator_XXXXXX";
-    path_ = mkdtemp(name.data());
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-std::vector<std::string> Lines(const std::string& path) {
-  std::ifstream file(path);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(file, line);) {
-    lines.push_back(line);
-  }
-  return lines;
-}
-
-// A coordinator process in miniature: store, folder, loop, service, endpoint.
-class RunningCoordinator {
- public:
-  RunningCoordinator(const Job& job, const CoordinatorFlags& flags) {
-    JobFile file;
-    file.job = job;
-    absl::StatusOr<OpenedRun> run = OpenRun(file, flags, MonotonicNow());
-    EXPECT_TRUE(run.ok()) << run.status();
-    run_ = *std::move(run);
-    loop_ = std::make_unique<CoordinatorLoop>(job, std::move(run_.core),
-                                              run_.store.get(),
-                                              run_.folder.get(), MonotonicNow);
-    service_ = std::make_unique<CoordinatorService>(loop_.get());
-    endpoint_ = *Endpoint::Start("127.0.0.1", 0, {service_.get()});
-    loop_->Start();
-    stub_ = v1::Coordinator::NewStub(MakeChannel(endpoint_->address()));
-  }
-  ~RunningCoordinator() {
-    loop_.reset();
-    endpoint_->Stop(absl::Seconds(1));
-  }
-  v1::Coordinator::Stub* stub() { return stub_.get(); }
-  CoordinatorLoop* loop() { return loop_.get(); }
-
- private:
-  OpenedRun run_;
-  std::unique_ptr<CoordinatorLoop> loop_;
-  std::unique_ptr<CoordinatorService> service_;
-  std::unique_ptr<Endpoint> endpoint_;
-  std::unique_ptr<v1::Coordinator::Stub> stub_;
-};
-
-// One member; every call blocks the test.
-class FakeMember {
- public:
-  FakeMember(RunningCoordinator* coordinator, const Job& job, v1::Role role)
-      : stub_(coordinator->stub()) {
-    request_.set_role(role);
-    request_.set_name(role == v1::ROLE_SERVER ? "server-0" : "worker-0");
-    request_.set_life_id(role == v1::ROLE_SERVER ? 1 : 2);
-    request_.set_address("127.0.0.1:1");
-    request_.set_layout(testing::SmallLayout().Encode());
-    for (const auto& [key, value] : NumericsFields(job)) {
-      v1::ConfigField* field = request_.add_numerics();
-      field->set_key(key);
-      field->set_value(value);
-    }
-  }
-  v1::JoinRequest* join() { return &request_; }
-
-  absl::Status Join() {
-    return Call(&v1::Coordinator::Stub::Join, request_, &admission_);
-  }
-  absl::StatusOr<v1::PollReply> Poll(absl::Duration wait) {
-    v1::PollRequest request;
-    request.set_incarnation(admission_.incarnation());
-    request.set_seen_number(seen_);
-    request.set_wait_ms(absl::ToInt64Milliseconds(wait));
-    request.mutable_stats()->set_memory_budget_bytes(1000);
-    request.mutable_stats()->set_memory_peak_bytes(900);
-    v1::PollReply reply;
-    const absl::Status status =
-        Call(&v1::Coordinator::Stub::Poll, request, &reply);
-    if (!status.ok()) {
-      return status;
-    }
-    seen_ = std::max(seen_, reply.number());
-    if (reply.has_worker() || reply.has_server()) {
-      newest_ = reply;
-    }
-    return reply;
-  }
-  // Polls until the newest directive is as wanted; false after `kCall`.
-  bool Await(const std::function<bool(const v1::PollReply&)>& wanted) {
-    const absl::Time give_up = MonotonicNow() + kCall;
-    while (!wanted(newest_) && MonotonicNow() < give_up) {
-      if (!Poll(absl::Seconds(1)).ok()) {
-        return false;
-      }
-    }
-    return wanted(newest_);
-  }
-  bool Await(v1::ServerTask task) {
-    return Await([task](const v1::PollReply& reply) {
-      return reply.has_server() && reply.server().task() == task;
-    });
-  }
-  bool Await(v1::WorkerTask task, uint64_t step) {
-    return Await([task, step](const v1::PollReply& reply) {
-      return reply.has_worker() && reply.worker().task() == task &&
-             (task == v1::WORKER_EXIT || reply.worker().step() == step);
-    });
-  }
-  bool AwaitDecision(uint64_t step) {
-    return Await([step](const v1::PollReply& reply) {
-      return reply.server().decisions_size() > 0 &&
-             reply.server().decisions(0).step() == step;
-    });
-  }
-  absl::Status Report(const std::function<void(v1::ReportRequest*)>& fill) {
-    v1::ReportRequest request;
-    request.set_incarnation(admission_.incarnation());
-    request.set_timeline(admission_.timeline());
-    fill(&request);
-    v1::ReportReply reply;
-    return Call(&v1::Coordinator::Stub::Report, request, &reply);
-  }
-  const v1::JoinReply& admission() const { return admission_; }
-  uint64_t seen() const { return seen_; }
-
- private:
-  template <typename Method, typename Request, typename Reply>
-  absl::Status Call(Method method, const Request& request, Reply* reply) {
-    return CallOnce(
-        [this, method](auto* context, const auto& in, auto* out) {
-          return (stub_->*method)(context, in, out);
-        },
-        request, reply, kCall);
-  }
-  v1::Coordinator::Stub* const stub_;
-  v1::JoinRequest request_;
-  v1::JoinReply admission_;
-  v1::PollReply newest_;
-  uint64_t seen_ = 0;
-};
+using testing::FakeMember;
+using testing::kCall;
+using testing::Led;
+using testing::Lines;
+using testing::RunningCoordinator;
+using testing::TempDir;
 
 class CoordinatorTest : public ::testing::Test {
  protected:
@@ -196,6 +44,7 @@ class CoordinatorTest : public ::testing::Test {
     return job_.run.dir + "/" + name;
   }
   static void Step(FakeMember* server, FakeMember* worker, uint64_t step);
+  static void Save(FakeMember* server, uint64_t step, const ChunkTable& table);
   static void Finish(FakeMember* server, FakeMember* worker, uint64_t step,
                      const ChunkTable& table);
   // Everything from the joins to the last exit.
@@ -234,8 +83,8 @@ void CoordinatorTest::Step(FakeMember* server, FakeMember* worker,
                   .ok());
 }
 
-void CoordinatorTest::Finish(FakeMember* server, FakeMember* worker,
-                             uint64_t step, const ChunkTable& table) {
+void CoordinatorTest::Save(FakeMember* server, uint64_t step,
+                           const ChunkTable& table) {
   ASSERT_TRUE(server
                   ->Report([&](v1::ReportRequest* report) {
                     v1::CheckpointSaved* saved =
@@ -256,6 +105,11 @@ void CoordinatorTest::Finish(FakeMember* server, FakeMember* worker,
                     }
                   })
                   .ok());
+}
+
+void CoordinatorTest::Finish(FakeMember* server, FakeMember* worker,
+                             uint64_t step, const ChunkTable& table) {
+  Save(server, step, table);
   ASSERT_TRUE(worker->Await(v1::WORKER_EVALUATE, step));
   ASSERT_TRUE(worker
                   ->Report([step](v1::ReportRequest* report) {
@@ -303,10 +157,16 @@ void CoordinatorTest::RunAll() {
                     report->mutable_loaded()->set_step(0);
                   })
                   .ok());
-  Step(&server, &worker, 1);
-  Step(&server, &worker, 2);
-  Finish(&server, &worker, 2,
-         *ChunkTable::Build(testing::SmallLayout(), job_.server.chunk_elems));
+  const ChunkTable table =
+      *ChunkTable::Build(testing::SmallLayout(), job_.server.chunk_elems);
+  for (uint64_t step = 1; step <= job_.run.steps; ++step) {
+    Step(&server, &worker, step);
+    if (step < job_.run.steps && job_.checkpoint.every > 0 &&
+        step % job_.checkpoint.every == 0) {
+      Save(&server, step, table);
+    }
+  }
+  Finish(&server, &worker, job_.run.steps, table);
   ASSERT_TRUE(coordinator.loop()->WaitEnded(kCall));
   EXPECT_TRUE(coordinator.loop()->outcome().ok())
       << coordinator.loop()->outcome();
@@ -443,11 +303,10 @@ TEST_F(CoordinatorTest, AResumeRepairsTheMetricsFromTheStepLog) {
          << R"({"step":3,"loss":1.0})"
          << "\n{\"ste";
   }
-  JobFile file;
-  file.job = job_;
   CoordinatorFlags flags;
   flags.resume = true;
-  const absl::StatusOr<OpenedRun> run = OpenRun(file, flags, MonotonicNow());
+  const Led led(job_, flags);
+  const absl::StatusOr<OpenedRun>& run = led.run;
   ASSERT_TRUE(run.ok()) << run.status();
   EXPECT_EQ(run->core->identity().timeline, 2u);
   EXPECT_EQ(run->core->committed(), 2u);
@@ -461,9 +320,7 @@ TEST_F(CoordinatorTest, AResumeRepairsTheMetricsFromTheStepLog) {
 
 TEST_F(CoordinatorTest, ARunInTheFolderIsNotOverwritten) {
   RunAll();
-  JobFile file;
-  file.job = job_;
-  const absl::Status status = OpenRun(file, {}, MonotonicNow()).status();
+  const absl::Status status = Led(job_, {}).run.status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("--resume"));
   EXPECT_EQ(Lines(InRun("metrics.jsonl")).size(), 2u);
@@ -472,19 +329,110 @@ TEST_F(CoordinatorTest, ARunInTheFolderIsNotOverwritten) {
 TEST_F(CoordinatorTest, CheckpointsWithoutAStateAreNotTakenForANewRun) {
   RunAll();
   std::filesystem::remove_all(InRun("coordinator"));
-  JobFile file;
-  file.job = job_;
-  EXPECT_EQ(OpenRun(file, {}, MonotonicNow()).status().code(),
+  EXPECT_EQ(Led(job_, {}).run.status().code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(HoldsCheckpoints(InRun("checkpoints")));
 }
 
 TEST_F(CoordinatorTest, OneCoordinatorPerRunFolder) {
   RunningCoordinator coordinator(job_, {});
-  JobFile file;
-  file.job = job_;
-  EXPECT_EQ(OpenRun(file, {}, MonotonicNow()).status().code(),
+  EXPECT_EQ(Led(job_, {}).run.status().code(),
             absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(CoordinatorTest, TwoStandingCheckpointsAndTheNewestIsDamaged) {
+  job_.run.steps = 4;
+  job_.checkpoint.every = 2;
+  RunAll();
+  // Only the manifest can be read here: the servers are played by the test.
+  const std::string newest = InRun("checkpoints/step-00000004");
+  std::string text;
+  std::getline(std::ifstream(newest + "/manifest.json"), text, '\0');
+  text[text.size() / 2] ^= 1;
+  std::ofstream(newest + "/manifest.json") << text;
+  CoordinatorFlags flags;
+  flags.resume = true;
+  {
+    const Led led(job_, flags);
+    ASSERT_TRUE(led.run.ok()) << led.run.status();
+    EXPECT_EQ(led.run->core->committed(), 2u);
+    EXPECT_EQ(led.run->core->checkpoints().standing().size(), 1u);
+    EXPECT_EQ(Lines(InRun("metrics.jsonl")).size(), 2u);
+  }
+  EXPECT_FALSE(std::filesystem::exists(newest));
+  EXPECT_TRUE(std::filesystem::exists(
+      InRun("checkpoints/damaged-step-00000004/manifest.json")));
+}
+
+TEST_F(CoordinatorTest, AnOnlyCheckpointThatIsDamagedIsNotPutAside) {
+  RunAll();
+  const std::string path = InRun("checkpoints/step-00000002/manifest.json");
+  std::ofstream(path) << "{";
+  CoordinatorFlags flags;
+  flags.resume = true;
+  EXPECT_EQ(Led(job_, flags).run.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(std::filesystem::exists(path));
+}
+
+TEST_F(CoordinatorTest, AnEndedRunIsNotContinuedButSaidToHaveEnded) {
+  RunAll();
+  CoordinatorFlags flags;
+  flags.continue_run = true;
+  const Led led(job_, flags);
+  ASSERT_TRUE(led.run.ok()) << led.run.status();
+  EXPECT_EQ(led.run->core, nullptr);
+  EXPECT_THAT(led.run->ended, HasSubstr("has ended at step 2"));
+}
+
+TEST_F(CoordinatorTest, AServerWhosePollBreaksAndWhosePortRefusesIsGoneAtOnce) {
+  RunningCoordinator coordinator(job_, {});
+  FakeMember server(&coordinator, job_, v1::ROLE_SERVER);
+  ASSERT_TRUE(server.Join().ok());  // Nobody listens on its port, 1.
+  ASSERT_TRUE(server.Poll(absl::ZeroDuration()).ok());
+  // Held, and then broken off as a death does it.
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(1)));
+  v1::PollRequest request;
+  request.set_incarnation(server.admission().incarnation());
+  request.set_seen_number(UINT64_MAX);
+  request.set_wait_ms(15000);
+  v1::PollReply reply;
+  EXPECT_FALSE(coordinator.stub()->Poll(&context, request, &reply).ok());
+  // The lease of a minute is far from over.
+  const absl::Time start = MonotonicNow();
+  std::string state;
+  while (state != "gone" && MonotonicNow() - start < kCall) {
+    const v1::StatusReply status = coordinator.Status();
+    state = status.members_size() > 0 ? status.members(0).state() : "gone";
+  }
+  EXPECT_LT(MonotonicNow() - start, absl::Seconds(5));
+}
+
+TEST_F(CoordinatorTest, AScaleThatCannotBeIsRefusedInWords) {
+  RunningCoordinator coordinator(job_, {});
+  v1::ScaleRequest request;
+  request.set_role(v1::ROLE_WORKER);
+  request.set_drain("worker-7");
+  v1::ScaleReply reply;
+  const absl::Status refused = CallOnce(
+      [&](auto* context, const auto& in, auto* out) {
+        return coordinator.stub()->Scale(context, in, out);
+      },
+      request, &reply, kCall);
+  EXPECT_FALSE(refused.ok());
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("worker-7"));
+}
+
+TEST_F(CoordinatorTest, AStandbySaysWhoLeads) {
+  RunningCoordinator coordinator(job_, {});
+  EXPECT_EQ(coordinator.Status().leader(), "here:1");
+  coordinator.service()->StandBy("standby; leader is 10.0.0.9:7400");
+  FakeMember server(&coordinator, job_, v1::ROLE_SERVER);
+  const absl::Status refused = server.Join();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(refused.message(), "standby; leader is 10.0.0.9:7400");
+  EXPECT_EQ(server.Poll(absl::ZeroDuration()).status().code(),
+            absl::StatusCode::kUnavailable);
 }
 
 }  // namespace
