@@ -10,80 +10,92 @@
 namespace ballast {
 namespace {
 
-// Appends the records of one server's part. `seen` marks chunks found.
-absl::Status AppendPart(const ChunkTable& table,
-                        const v1::CheckpointSaved& part,
-                        std::vector<bool>* seen, CheckpointManifest* manifest) {
-  if (part.records().empty()) {
-    return absl::OkStatus();  // A server without chunks.
-  }
-  const auto directory = static_cast<uint32_t>(manifest->directories.size());
-  manifest->directories.push_back(part.data_dir());
-  for (const v1::SavedRecord& saved : part.records()) {
-    if (saved.chunk() >= table.chunks().size() || (*seen)[saved.chunk()]) {
-      return absl::InternalError(absl::StrCat(
-          part.data_dir(), " saved chunk ", saved.chunk(), " for step ",
-          part.step(), ", which does not exist or was saved elsewhere too"));
-    }
-    if (saved.version() > part.step() || saved.timeline() > part.timeline()) {
-      return absl::InternalError(
-          absl::StrCat(part.data_dir(), " saved chunk ", saved.chunk(),
-                       " at version ", saved.version(), " of timeline ",
-                       saved.timeline(), " for step ", part.step()));
-    }
-    (*seen)[saved.chunk()] = true;
-    const Chunk& chunk = table.chunk(saved.chunk());
-    ManifestRecord record;
-    record.tensor = chunk.tensor;
-    record.begin = chunk.begin;
-    record.end = chunk.end;
-    record.version = saved.version();
-    record.timeline = saved.timeline();
-    record.directory = directory;
-    record.extent = {saved.extent_offset(), saved.extent_bytes()};
-    manifest->records.push_back(record);
-  }
-  return absl::OkStatus();
+ManifestRecord RecordOf(const Chunk& chunk, const v1::SavedRecord& saved,
+                        uint32_t directory) {
+  ManifestRecord record;
+  record.tensor = chunk.tensor;
+  record.begin = chunk.begin;
+  record.end = chunk.end;
+  record.version = saved.version();
+  record.timeline = saved.timeline();
+  record.directory = directory;
+  record.extent = {saved.extent_offset(), saved.extent_bytes()};
+  return record;
 }
 
 }  // namespace
 
 void CheckpointBook::Expect(const v1::Decision& decision,
-                            const std::vector<uint64_t>& servers) {
+                            std::vector<uint32_t> owner_of) {
   Pending& pending = pending_[{decision.timeline(), decision.step()}];
   pending.decision = decision;
-  for (const uint64_t server : servers) {
-    pending.parts[server];
+  pending.saved.resize(owner_of.size());
+  pending.missing.clear();
+  for (const uint32_t slot : owner_of) {
+    ++pending.missing[slot];
   }
+  pending.owner_of = std::move(owner_of);
 }
 
-void CheckpointBook::AddPart(uint64_t server, const v1::CheckpointSaved& part) {
-  const auto pending = pending_.find({part.timeline(), part.step()});
-  if (pending == pending_.end()) {
-    return;
+absl::Status CheckpointBook::AddPart(const v1::CheckpointSaved& part) {
+  const auto found = pending_.find({part.timeline(), part.step()});
+  if (found == pending_.end() || found->second.taken) {
+    return absl::OkStatus();
   }
-  const auto place = pending->second.parts.find(server);
-  if (place != pending->second.parts.end() && !place->second.has_value()) {
-    place->second = part;
+  Pending& pending = found->second;
+  for (const v1::SavedRecord& saved : part.records()) {
+    if (saved.chunk() >= pending.saved.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          part.data_dir(), " saved chunk ", saved.chunk(), " for step ",
+          part.step(), "; the model has ", pending.saved.size()));
+    }
+    if (saved.version() > part.step() || saved.timeline() > part.timeline()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(part.data_dir(), " saved chunk ", saved.chunk(),
+                       " at version ", saved.version(), " of timeline ",
+                       saved.timeline(), " for step ", part.step()));
+    }
   }
+  const auto known = std::find(pending.directories.begin(),
+                               pending.directories.end(), part.data_dir());
+  const auto directory =
+      static_cast<uint32_t>(known - pending.directories.begin());
+  if (known == pending.directories.end() && !part.records().empty()) {
+    pending.directories.push_back(part.data_dir());
+  }
+  for (const v1::SavedRecord& saved : part.records()) {
+    std::optional<Saved>& place = pending.saved[saved.chunk()];
+    if (place.has_value()) {
+      continue;
+    }
+    place = Saved{saved, directory};
+    const auto missing = pending.missing.find(pending.owner_of[saved.chunk()]);
+    if (--missing->second == 0) {
+      pending.missing.erase(missing);
+    }
+  }
+  return absl::OkStatus();
 }
 
-bool CheckpointBook::Owes(uint64_t server, const StepKey& key) const {
+bool CheckpointBook::Owes(uint32_t slot, const StepKey& key) const {
   const auto pending = pending_.find(key);
-  if (pending == pending_.end()) {
-    return false;
-  }
-  const auto place = pending->second.parts.find(server);
-  return place != pending->second.parts.end() && !place->second.has_value();
+  return pending != pending_.end() && pending->second.missing.contains(slot);
 }
 
-absl::StatusOr<std::optional<CheckpointManifest>> CheckpointBook::TakeComplete(
+std::vector<StepKey> CheckpointBook::OwedBy(uint32_t slot) const {
+  std::vector<StepKey> owed;
+  for (const auto& [key, pending] : pending_) {
+    if (pending.missing.contains(slot)) {
+      owed.push_back(key);
+    }
+  }
+  return owed;
+}
+
+std::optional<CheckpointManifest> CheckpointBook::TakeComplete(
     const ChunkTable& table) {
   for (auto& [key, pending] : pending_) {
-    const bool whole =
-        std::all_of(pending.parts.begin(), pending.parts.end(),
-                    [](const auto& part) { return part.second.has_value(); });
-    if (pending.taken || !whole) {
+    if (pending.taken || !pending.missing.empty()) {
       continue;
     }
     CheckpointManifest manifest;
@@ -93,15 +105,11 @@ absl::StatusOr<std::optional<CheckpointManifest>> CheckpointBook::TakeComplete(
     manifest.samples_consumed = pending.decision.samples_consumed();
     manifest.decision = pending.decision.SerializeAsString();
     manifest.layout = table.layout();
-    std::vector<bool> seen(table.chunks().size(), false);
-    for (const auto& [server, part] : pending.parts) {
-      BALLAST_RETURN_IF_ERROR(AppendPart(table, *part, &seen, &manifest));
-    }
-    const auto missing = std::find(seen.begin(), seen.end(), false);
-    if (missing != seen.end()) {
-      return absl::InternalError(
-          absl::StrCat("no server saved chunk ", missing - seen.begin(),
-                       " for the checkpoint of step ", key.step));
+    manifest.directories = pending.directories;
+    for (uint32_t chunk = 0; chunk < pending.saved.size(); ++chunk) {
+      const Saved& saved = *pending.saved[chunk];
+      manifest.records.push_back(
+          RecordOf(table.chunk(chunk), saved.record, saved.directory));
     }
     std::sort(manifest.records.begin(), manifest.records.end(),
               [](const ManifestRecord& a, const ManifestRecord& b) {
@@ -109,14 +117,15 @@ absl::StatusOr<std::optional<CheckpointManifest>> CheckpointBook::TakeComplete(
                        std::pair(b.tensor, b.begin);
               });
     pending.taken = true;
-    return std::optional<CheckpointManifest>(std::move(manifest));
+    return manifest;
   }
-  return std::optional<CheckpointManifest>();
+  return std::nullopt;
 }
 
 std::vector<StepKey> CheckpointBook::Logged(const StepKey& key,
                                             const std::string& path) {
-  pending_.erase(key);
+  // Manifests are written in order, so an older one is not under way.
+  pending_.erase(pending_.begin(), pending_.upper_bound(key));
   standing_[key] = path;
   std::vector<StepKey> dropped;
   while (standing_.size() > keep_) {

@@ -4,6 +4,10 @@
 // from the moment the coordinator has logged it. Older ones beyond `keep` are
 // dropped only then.
 //
+// Parts are kept by chunk: it does not matter which life of a server saved one,
+// nor how chunks were spread later. A checkpoint that can no longer be finished
+// is given up; a newer one that stands ends the wait for older ones.
+//
 // Pure. Not thread-safe.
 
 #pragma once
@@ -11,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,35 +34,48 @@ class CheckpointBook {
   CheckpointBook(uint32_t keep, std::map<StepKey, std::string> standing)
       : keep_(keep), standing_(std::move(standing)) {}
 
-  // The decision asks for a checkpoint; these servers will save it.
-  void Expect(const v1::Decision& decision,
-              const std::vector<uint64_t>& servers);
-  // One server has saved its part. Repeated parts and parts of checkpoints that
+  // The decision asks for a checkpoint. owner_of[chunk] is the place of the
+  // server that saves it: the owner once the decision is carried out.
+  void Expect(const v1::Decision& decision, std::vector<uint32_t> owner_of);
+  // What a server has saved. Repeated chunks and parts of checkpoints that
   // nobody waits for change nothing.
-  void AddPart(uint64_t server, const v1::CheckpointSaved& part);
-  bool Owes(uint64_t server, const StepKey& key) const;
+  // Errors: INVALID_ARGUMENT  a chunk that does not exist or that is of a
+  //         version that it cannot be; the message names it.
+  absl::Status AddPart(const v1::CheckpointSaved& part);
+  // Whether chunks of this place are missing.
+  bool Owes(uint32_t slot, const StepKey& key) const;
+  // Of all that are expected, oldest first.
+  std::vector<StepKey> OwedBy(uint32_t slot) const;
 
   // The oldest checkpoint whose parts are all there and whose manifest has not
   // been taken yet, as a manifest without the run's own fields.
-  // Errors: INTERNAL  a chunk is missing, saved twice, unknown or of another
-  //         version than any server could have; the message names it.
-  absl::StatusOr<std::optional<CheckpointManifest>> TakeComplete(
-      const ChunkTable& table);
+  std::optional<CheckpointManifest> TakeComplete(const ChunkTable& table);
 
   // The manifest stands on disk: the checkpoint exists. Returns those that are
-  // no longer kept, oldest first.
+  // no longer kept, oldest first. Older ones that nobody finished are given up.
   std::vector<StepKey> Logged(const StepKey& key, const std::string& path);
+  // Gives one up that is expected; no part of it is waited for.
+  void Abandon(const StepKey& key) { pending_.erase(key); }
+  void AbandonAll() { pending_.clear(); }
 
   // Standing and expected ones: what servers must not drop.
   std::vector<StepKey> Kept() const;
   const std::map<StepKey, std::string>& standing() const { return standing_; }
+  bool IsExpected(const StepKey& key) const { return pending_.contains(key); }
   // Decided and not logged yet, oldest first.
   std::vector<StepKey> Expected() const;
 
  private:
+  struct Saved {
+    v1::SavedRecord record;
+    uint32_t directory = 0;  // Index into Pending::directories.
+  };
   struct Pending {
     v1::Decision decision;
-    std::map<uint64_t, std::optional<v1::CheckpointSaved>> parts;
+    std::vector<uint32_t> owner_of;
+    std::vector<std::optional<Saved>> saved;  // By chunk.
+    std::vector<std::string> directories;
+    std::map<uint32_t, uint32_t> missing;  // Chunks by place; none is zero.
     bool taken = false;
   };
   const uint32_t keep_;

@@ -7,8 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/hash.h"
+#include "common/rule.h"
 #include "ps/membership/coordinator_core.h"
 #include "ps/membership/placement.h"
+#include "ps/membership/step_chain.h"
 
 namespace ballast {
 namespace {
@@ -17,14 +19,10 @@ namespace {
 constexpr absl::Duration kExitPatience = absl::Seconds(10);
 // Steps over which status reports the speed.
 constexpr size_t kRecentSteps = 10;
-
-std::vector<uint64_t> Incarnations(const std::vector<const Member*>& members) {
-  std::vector<uint64_t> incarnations;
-  for (const Member* member : members) {
-    incarnations.push_back(member->incarnation);
-  }
-  return incarnations;
-}
+// A group that is large enough waits this long for more to join.
+constexpr absl::Duration kJoinPatience = absl::Seconds(5);
+// Records of the step log dropped in one batch.
+constexpr size_t kDropsMax = 64;
 
 }  // namespace
 
@@ -44,6 +42,8 @@ void CoordinatorCore::Advance(absl::Time now) {
   for (int i = 0; i < 16 && AdvanceOnce(now); ++i) {
     progress_at_ = now;
   }
+  DealLeft();
+  RetireServers();
   if (over()) {
     std::vector<StepMetrics> lines = metrics_.TakeAll();
     std::move(lines.begin(), lines.end(), std::back_inserter(actions_.metrics));
@@ -55,10 +55,10 @@ bool CoordinatorCore::AdvanceOnce(absl::Time now) {
   AdvanceHash();
   std::vector<StepMetrics> lines = metrics_.TakeReady(now);
   std::move(lines.begin(), lines.end(), std::back_inserter(actions_.metrics));
-  AdvanceCheckpoints(now);
+  AdvanceCheckpoints();
   switch (phase_) {
     case Phase::kForming:
-      return AdvanceForming();
+      return AdvanceForming(now);
     case Phase::kLoading:
       return AdvanceLoading(now);
     case Phase::kTraining:
@@ -74,49 +74,30 @@ bool CoordinatorCore::AdvanceOnce(absl::Time now) {
   return false;
 }
 
-bool CoordinatorCore::AdvanceForming() {
-  if (!members_.Full() || !members_.layout().has_value()) {
-    return false;
-  }
+bool CoordinatorCore::AdvanceForming(absl::Time now) {
   const Job& job = options_.job;
-  absl::StatusOr<ChunkTable> table =
-      ChunkTable::Build(*members_.layout(), job.server.chunk_elems);
-  if (!table.ok()) {
-    Fail(table.status(), progress_at_);
+  const size_t workers = Eligible().size();
+  const bool enough = workers >= job.worker.count ||
+                      (workers >= std::max(1u, job.cluster.min_workers) &&
+                       now - joined_at_ >= kJoinPatience);
+  bool servers = servers_.Missing().empty();
+  for (const std::string& name : wanted_.Names(v1::ROLE_SERVER)) {
+    servers = servers && members_.FindName(name) != nullptr;
+  }
+  if (!enough || !servers || !table_.has_value()) {
     return false;
   }
-  table_ = *std::move(table);
-  step_.emplace(job, table_->layout());
-  const std::vector<const Member*> servers = members_.Active(v1::ROLE_SERVER);
-  servers_ = Incarnations(servers);
-  workers_ = Incarnations(members_.Active(v1::ROLE_WORKER));
-
-  placement_.set_placement_version(1);
-  placement_.set_layout(table_->layout().Encode());
-  placement_.set_chunk_elems(job.server.chunk_elems);
-  placement_.set_timeline(identity_.timeline);
-  placement_.set_optimizer(job.optimizer.kind == OptimizerKind::kAdamW ? "adamw"
-                                                                       : "sgd");
-  for (const Member* server : servers) {
-    v1::ServerEntry* entry = placement_.add_servers();
-    entry->set_name(server->name());
-    entry->set_address(server->join.address());
-    entry->set_incarnation(server->incarnation);
+  if (!servers_.placed()) {
+    servers_.Place(PlaceChunks(*table_, job.optimizer.kind, servers_.size()));
   }
-  for (const uint32_t owner :
-       PlaceChunks(*table_, job.optimizer.kind,
-                   static_cast<uint32_t>(servers.size()))) {
-    placement_.add_owner(owner);
-  }
+  actions_.changes.push_back(PutPlacement(PlacementRecord()));
   phase_ = Phase::kLoading;
   return true;
 }
 
 bool CoordinatorCore::AdvanceLoading(absl::Time now) {
-  for (const uint64_t server : servers_) {
-    if (!confirmed_.contains(server)) {
-      return false;
-    }
+  if (!servers_.AllLoaded()) {
+    return false;
   }
   VersionStands(/*made_here=*/false, now);
   return true;
@@ -125,12 +106,22 @@ bool CoordinatorCore::AdvanceLoading(absl::Time now) {
 // Version committed() exists: evaluate it, go on, or finish.
 void CoordinatorCore::VersionStands(bool made_here, absl::Time now) {
   step_->Begin(committed() + 1);
+  if (!made_here) {
+    PlanMoves();
+  }
   const EvalOptions& eval = options_.job.eval;
   const bool by_count =
       made_here && eval.every != 0 && committed() % eval.every == 0;
   const bool at_end = committed() == target();
-  if (!stop_requested_ && eval.micro_batches != 0 && (by_count || at_end)) {
-    evaluation_.Begin(committed(), workers_);
+  const bool is_known =
+      made_here && std::any_of(evaluations_.begin(), evaluations_.end(),
+                               [this](const auto& entry) {
+                                 return entry.first.step == committed() &&
+                                        log_.Contains(entry.first);
+                               });
+  if (!stop_requested_ && eval.micro_batches != 0 && (by_count || at_end) &&
+      !is_known) {
+    evaluation_.Begin(committed(), Eligible());
     step_since_ = now;
     phase_ = Phase::kEvaluating;
     return;
@@ -145,6 +136,10 @@ void CoordinatorCore::NextStep(absl::Time now) {
       training_since_ = now;
     }
     phase_ = Phase::kTraining;
+    const bool enough = Eligible().size() >= options_.job.cluster.min_workers;
+    work_.Begin(options_.job.batch.micro_batches,
+                enough ? Eligible() : std::vector<uint64_t>{});
+    done_.clear();
     return;
   }
   training_ended_ = now;
@@ -168,9 +163,22 @@ void CoordinatorCore::AdvanceHash() {
   }
 }
 
+// Work that nobody has, for want of workers or because its worker died.
+void CoordinatorCore::DealLeft() {
+  const std::vector<uint64_t> workers = Eligible();
+  if (workers.empty() || workers.size() < options_.job.cluster.min_workers) {
+    return;
+  }
+  if (phase_ == Phase::kTraining) {
+    work_.DealLeft(workers);
+  } else if (phase_ == Phase::kEvaluating) {
+    evaluation_.DealLeft(workers);
+  }
+}
+
 bool CoordinatorCore::AdvanceTraining(absl::Time now) {
-  for (const uint64_t server : servers_) {
-    if (!step_->HasVote(server)) {
+  for (const uint32_t slot : servers_.Owners()) {
+    if (!step_->HasVote(slot)) {
       return false;
     }
   }
@@ -190,29 +198,44 @@ bool CoordinatorCore::AdvanceTraining(absl::Time now) {
 void CoordinatorCore::Commit(v1::Decision decision, absl::Time now) {
   const Job& job = options_.job;
   const uint64_t step = decision.step();
+  std::set<uint64_t> workers;
+  for (const Member* member : members_.Active(v1::ROLE_WORKER)) {
+    if (!work_.SpansOf(member->incarnation).empty()) {
+      workers.insert(member->incarnation);
+    }
+  }
+  std::set<uint64_t> servers;
+  for (const uint32_t slot : servers_.Owners()) {
+    if (servers_.at(slot).incarnation != 0) {
+      servers.insert(servers_.at(slot).incarnation);
+    }
+  }
   decision.set_timeline(identity_.timeline);
   decision.set_checkpoint(
-      step == target() ||
+      step == target() || checkpoint_wanted_ ||
       (job.checkpoint.every != 0 && step % job.checkpoint.every == 0));
-  decision.set_workers(static_cast<uint32_t>(workers_.size()));
-  decision.set_servers(static_cast<uint32_t>(servers_.size()));
+  decision.set_workers(static_cast<uint32_t>(workers.size()));
+  decision.set_servers(static_cast<uint32_t>(servers_.Owners().size()));
   decision.set_generation(members_.generation());
+  FlipMoves(&decision);
+  decision.set_chain(ChainOf(last_.chain(), decision));
 
-  const StepKey key = {decision.timeline(), step};
-  actions_.changes.push_back(PutDecision(decision));
-  log_.insert(key);
-  unconfirmed_[key] = decision;
+  if (BALLAST_RULE(kDecisionLoggedFirst)) {
+    actions_.changes.push_back(PutDecision(decision));
+  }
+  log_.Append(decision);
   if (decision.checkpoint()) {
-    checkpoints_.Expect(decision, servers_);
+    checkpoint_wanted_ = false;
+    checkpoints_.Expect(decision, servers_.owners());
   }
   const absl::Duration took = now - step_since_;
   recent_.push_back(took);
   if (recent_.size() > kRecentSteps) {
     recent_.pop_front();
   }
-  metrics_.Decided(decision, took, {workers_.begin(), workers_.end()},
-                   {servers_.begin(), servers_.end()}, job.run.state_hash_every,
+  metrics_.Decided(decision, took, workers, servers, job.run.state_hash_every,
                    now);
+  faults_.Committed(now, &actions_.changes);
   skips_in_a_row_ = decision.skip() ? skips_in_a_row_ + 1 : 0;
   last_ = std::move(decision);
   if (job.run.state_hash_every) {
@@ -238,6 +261,7 @@ bool CoordinatorCore::AdvanceEvaluating(absl::Time now) {
   record.loss = evaluation_.Loss();
   record.seconds = absl::ToDoubleSeconds(now - step_since_);
   actions_.changes.push_back(PutEvaluation(record.at, record.loss));
+  evaluations_[record.at] = record.loss;
   actions_.evaluations.push_back(record);
   last_evaluation_ = record;
   evaluation_.End();
@@ -245,29 +269,24 @@ bool CoordinatorCore::AdvanceEvaluating(absl::Time now) {
   return true;
 }
 
-void CoordinatorCore::AdvanceCheckpoints(absl::Time now) {
+void CoordinatorCore::AdvanceCheckpoints() {
   if (!table_.has_value()) {
     return;
   }
-  absl::StatusOr<std::optional<CheckpointManifest>> manifest =
-      checkpoints_.TakeComplete(*table_);
-  if (!manifest.ok()) {
-    Fail(manifest.status(), now);
-    return;
-  }
-  if (manifest->has_value()) {
-    CheckpointManifest& whole = **manifest;
-    whole.run = ParseHashHex(identity_.run_id).value();  // Ours.
-    whole.run_name = identity_.name;
-    whole.config = options_.config;
-    whole.optimizer = options_.job.optimizer.kind;
-    actions_.manifests_to_write.push_back(std::move(whole));
+  std::optional<CheckpointManifest> whole = checkpoints_.TakeComplete(*table_);
+  if (whole.has_value()) {
+    whole->run = ParseHashHex(identity_.run_id).value();  // Ours.
+    whole->run_name = identity_.name;
+    whole->config = options_.config;
+    whole->optimizer = options_.job.optimizer.kind;
+    actions_.manifests_to_write.push_back(*std::move(whole));
   }
 }
 
 bool CoordinatorCore::AdvanceFinishing(absl::Time now) {
-  for (const uint64_t server : servers_) {
-    if (confirmed_.at(server) < committed()) {
+  for (const uint32_t slot : servers_.Owners()) {
+    if (servers_.at(slot).version.value_or(0) < committed() ||
+        !servers_.at(slot).version.has_value()) {
       return false;
     }
   }
@@ -303,18 +322,81 @@ void CoordinatorCore::AdvanceExit(absl::Time now) {
   ended_ = servers_exit_ && (late || all_gone);
 }
 
+// A server that keeps no log of its own died, and its part of the newest
+// version with it: everyone goes back to the newest checkpoint, on a timeline
+// of its own, so that nothing of the abandoned steps is taken for new.
+void CoordinatorCore::Rollback(absl::Time now) {
+  const auto& standing = checkpoints_.standing();
+  const StepKey parent =
+      standing.empty() ? StepKey{} : standing.rbegin()->first;
+  const v1::Decision* decision = log_.At(parent.step);
+  if (parent.step != 0 && decision == nullptr) {
+    Fail(absl::DataLossError(
+             absl::StrCat("the step log has no record of step ", parent.step,
+                          ", which the newest checkpoint is of")),
+         now);
+    return;
+  }
+  last_ = parent.step == 0 ? v1::Decision() : v1::Decision(*decision);
+  ++identity_.timeline;
+  actions_.changes.push_back(PutIdentity(identity_));
+  actions_.changes.push_back(PutBranch(identity_.timeline, {parent}));
+  log_.Branch(identity_.timeline, parent);
+  // Of metrics that are not written yet only those that stay are.
+  std::vector<StepMetrics> lines = metrics_.TakeAll();
+  for (std::vector<StepMetrics>* all : {&lines, &actions_.metrics}) {
+    std::erase_if(*all, [&parent](const StepMetrics& line) {
+      return line.decision.step() > parent.step;
+    });
+  }
+  std::move(lines.begin(), lines.end(), std::back_inserter(actions_.metrics));
+  metrics_.Restart(parent.step + 1);
+  lines_out_ = 0;
+  std::erase_if(actions_.evaluations, [&parent](const EvaluationRecord& line) {
+    return line.at.step > parent.step;
+  });
+  actions_.rollback_to =
+      std::min(parent.step, actions_.rollback_to.value_or(parent.step));
+  actions_.manifests_to_write.clear();
+
+  checkpoints_.AbandonAll();
+  checkpoint_wanted_ = false;
+  evaluation_.End();
+  hash_.End();
+  state_hash_.clear();
+  moves_.Clear();
+  servers_.ForgetVersions();
+  for (uint32_t slot = 0; slot < servers_.size(); ++slot) {
+    PlanLoad(slot, v1::JoinRequest());
+  }
+  recent_.clear();
+  skips_in_a_row_ = 0;
+  phase_ = Phase::kLoading;
+  if (stop_requested_) {
+    phase_ = Phase::kDone;  // What it goes back to is on disk.
+    exiting_ = true;
+    exit_since_ = now;
+  }
+}
+
 void CoordinatorCore::Prune() {
   if (checkpoints_.standing().empty()) {
     return;
   }
-  const StepKey lowest = checkpoints_.standing().begin()->first;
-  for (auto key = log_.begin(); key != log_.end() && *key < lowest;) {
-    // A line of metrics that is not written yet may need its record.
-    if (key->timeline == identity_.timeline && key->step >= lines_out_) {
-      break;
+  // A line of metrics that is not written yet may need its record.
+  uint64_t lowest =
+      std::min(checkpoints_.standing().begin()->first.step, lines_out_);
+  for (uint32_t i = 0; i < servers_.size(); ++i) {
+    const ServerSlot& slot = servers_.at(i);
+    if (!servers_.Owns(i) && slot.incarnation == 0) {
+      continue;
     }
-    actions_.changes.push_back(DeleteDecision(*key));
-    key = log_.erase(key);
+    // The record of the base itself is kept: it is the head of the chain.
+    lowest = std::min(
+        {lowest, slot.base.value_or(0), slot.version.value_or(slot.load_base)});
+  }
+  for (const StepKey& key : log_.DropBelow(lowest, kDropsMax)) {
+    actions_.changes.push_back(DeleteDecision(key));
   }
 }
 

@@ -1,63 +1,116 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each member is told, as a function of the state.
-#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/rule.h"
 #include "ps/membership/coordinator_core.h"
 
 namespace ballast {
 
 std::vector<Span> CoordinatorCore::TrainingSpans(uint64_t worker) const {
-  const auto place = std::find(workers_.begin(), workers_.end(), worker);
-  if (place == workers_.end()) {
-    return {};
-  }
-  const uint32_t total = options_.job.batch.micro_batches;
-  const auto dealt =
-      static_cast<uint32_t>(std::min<uint64_t>(workers_.size(), total));
-  const auto index = static_cast<uint32_t>(place - workers_.begin());
-  return index < dealt ? Cover(DealSpans(total, dealt)[index], total)
-                       : std::vector<Span>{};
+  return phase_ == Phase::kTraining ? work_.SpansOf(worker)
+                                    : std::vector<Span>{};
 }
 
 v1::WorkerDirective CoordinatorCore::WorkerDirectiveFor(
     const Member& member) const {
   v1::WorkerDirective directive;
   directive.set_timeline(identity_.timeline);
-  directive.set_placement_version(placement_.placement_version());
-  std::vector<Span> spans;
+  directive.set_placement_version(servers_.placement_version());
+  directive.set_address_version(servers_.address_version());
+  std::vector<Span> spans = TrainingSpans(member.incarnation);
+  const bool evaluates = phase_ == Phase::kEvaluating;
+  if (evaluates) {
+    spans = evaluation_.SpansOf(member.incarnation);
+  }
+  const bool owes = evaluates
+                        ? evaluation_.Owes(member.incarnation)
+                        : !spans.empty() && !done_.contains(member.incarnation);
   if (exiting_) {
     directive.set_task(v1::WORKER_EXIT);
     directive.set_reason(std::string(failure_.message()));
-  } else if (phase_ == Phase::kTraining) {
-    directive.set_task(v1::WORKER_TRAIN);
-    directive.set_step(committed() + 1);
-    spans = TrainingSpans(member.incarnation);
-  } else if (phase_ == Phase::kEvaluating) {
-    directive.set_task(v1::WORKER_EVALUATE);
-    directive.set_step(committed());
-    spans = evaluation_.SpansOf(member.incarnation);
+    return directive;
   }
-  const bool works = directive.task() == v1::WORKER_TRAIN ||
-                     directive.task() == v1::WORKER_EVALUATE;
-  if (works && spans.empty()) {
-    directive.set_task(v1::WORKER_WAIT);  // More workers than micro-batches.
+  if (Leaves(member) && !owes) {
+    directive.set_task(v1::WORKER_EXIT);
+    directive.set_reason("drained");
+    return directive;
   }
+  if (spans.empty()) {
+    return directive;  // Waits: nothing is dealt, or it came later.
+  }
+  directive.set_task(evaluates ? v1::WORKER_EVALUATE : v1::WORKER_TRAIN);
+  directive.set_step(evaluates ? committed() : committed() + 1);
   for (const Span& span : spans) {
     v1::MicroBatchSpan* entry = directive.add_spans();
     entry->set_first(span.first);
     entry->set_count(span.count);
   }
+  for (const uint32_t i : servers_.Owners()) {
+    const ServerSlot& slot = servers_.at(i);
+    if (!evaluates && slot.incarnation != 0 &&
+        slot.redoable >= committed() + 1) {
+      directive.add_voted(slot.incarnation);
+    }
+  }
   return directive;
+}
+
+// Frozen when the life came, so that it hears the same until it has loaded.
+void CoordinatorCore::FillLoad(const ServerSlot& slot,
+                               v1::ServerDirective* directive) const {
+  directive->set_task(v1::SERVER_LOAD);
+  directive->set_load_step(slot.load_step);
+  directive->set_load_own(slot.load_own);
+  if (slot.load_own) {
+    for (v1::Decision& decision : log_.Range(slot.load_base, slot.load_step)) {
+      *directive->add_decisions() = std::move(decision);
+    }
+    return;
+  }
+  const auto& standing = checkpoints_.standing();
+  const auto manifest = standing.find(log_.base());
+  if (slot.load_step != 0 && manifest != standing.end()) {
+    directive->set_load_manifest(manifest->second);
+  }
+}
+
+void CoordinatorCore::FillRun(uint32_t slot,
+                              v1::ServerDirective* directive) const {
+  directive->set_task(v1::SERVER_RUN);
+  const bool more = phase_ == Phase::kTraining || phase_ == Phase::kEvaluating;
+  if (more && committed() < target()) {
+    directive->set_collecting_step(committed() + 1);
+  }
+  for (const Member* worker : members_.Active(v1::ROLE_WORKER)) {
+    directive->add_workers(worker->incarnation);
+  }
+  const uint64_t version = *servers_.at(slot).version;
+  for (v1::Decision& decision : log_.Range(version, committed())) {
+    if (decision.step() == committed() || BALLAST_RULE(kDecisionRepeated)) {
+      *directive->add_decisions() = std::move(decision);
+    }
+  }
+  for (const StepKey& key : checkpoints_.OwedBy(slot)) {
+    v1::CheckpointId* owed = directive->add_owed_checkpoints();
+    owed->set_timeline(key.timeline);
+    owed->set_step(key.step);
+  }
+  if (hash_.step().has_value()) {
+    directive->set_state_hash_wanted(true);
+    directive->set_state_hash_step(*hash_.step());
+  }
+  AddOrders(slot, directive);
 }
 
 v1::ServerDirective CoordinatorCore::ServerDirectiveFor(
     const Member& member) const {
   v1::ServerDirective directive;
   directive.set_timeline(identity_.timeline);
-  directive.set_placement_version(placement_.placement_version());
+  directive.set_placement_version(servers_.placement_version());
+  directive.set_address_version(servers_.address_version());
   for (const StepKey& key : checkpoints_.Kept()) {
     v1::CheckpointId* kept = directive.add_keep_checkpoints();
     kept->set_timeline(key.timeline);
@@ -68,35 +121,20 @@ v1::ServerDirective CoordinatorCore::ServerDirectiveFor(
     directive.set_reason(std::string(failure_.message()));
     return directive;
   }
-  // Stopped before anything was loaded: servers wait for the workers' exit.
-  if (phase_ == Phase::kForming || !confirmed_.contains(member.incarnation)) {
-    if (phase_ == Phase::kLoading) {
-      directive.set_task(v1::SERVER_LOAD);
-      directive.set_load_step(base_step_);
-      if (checkpoint_.has_value()) {
-        directive.set_load_manifest(checkpoints_.standing().at(
-            {checkpoint_->timeline, checkpoint_->step}));
-      }
-    }
+  if (!exiting_ && Leaves(member)) {
+    directive.set_task(v1::SERVER_EXIT);
+    directive.set_reason("drained");
     return directive;
   }
-  directive.set_task(v1::SERVER_RUN);
-  const bool more = phase_ == Phase::kTraining || phase_ == Phase::kEvaluating;
-  if (more && committed() < target()) {
-    directive.set_collecting_step(committed() + 1);
+  const auto slot = servers_.FindLife(member.incarnation);
+  // Stopped before anything was loaded: servers wait for the workers' exit.
+  if (phase_ == Phase::kForming || !slot.has_value()) {
+    return directive;
   }
-  for (const uint64_t worker : workers_) {
-    directive.add_workers(worker);
-  }
-  const uint64_t confirmed = confirmed_.at(member.incarnation);
-  for (const auto& [key, decision] : unconfirmed_) {
-    if (key.step > confirmed) {
-      *directive.add_decisions() = decision;
-    }
-  }
-  if (hash_.step().has_value()) {
-    directive.set_state_hash_wanted(true);
-    directive.set_state_hash_step(*hash_.step());
+  if (servers_.at(*slot).version.has_value()) {
+    FillRun(*slot, &directive);
+  } else if (!over()) {
+    FillLoad(servers_.at(*slot), &directive);
   }
   return directive;
 }
@@ -123,6 +161,9 @@ void CoordinatorCore::Reissue() {
     if (issued.reply.number() != 0 && issued.content == content) {
       continue;
     }
+    if (reply.worker().task() == v1::WORKER_TRAIN) {
+      done_.erase(member->incarnation);  // It is told something else now.
+    }
     reply.set_number(++last_number_);
     issued.reply = std::move(reply);
     issued.content = std::move(content);
@@ -146,11 +187,13 @@ absl::StatusOr<v1::PollReply> CoordinatorCore::Directive(
 }
 
 absl::StatusOr<v1::Placement> CoordinatorCore::GetPlacement() const {
-  if (!table_.has_value()) {
+  if (!servers_.placed()) {
     return absl::UnavailableError(
         absl::StrCat("there is no placement yet: ", WaitsFor()));
   }
-  return placement_;
+  v1::Placement placement = PlacementRecord();
+  placement.set_layout(table_->layout().Encode());
+  return placement;
 }
 
 }  // namespace ballast

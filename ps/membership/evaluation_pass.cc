@@ -1,30 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ps/membership/evaluation_pass.h"
 
-#include <algorithm>
-
 namespace ballast {
 
 void EvaluationPass::Begin(uint64_t step,
                            const std::vector<uint64_t>& workers) {
   step_ = step;
   losses_.clear();
-  shares_.clear();
-  const auto count =
-      std::min(static_cast<uint32_t>(workers.size()), micro_batches_);
-  if (count == 0) {
-    return;
-  }
-  const std::vector<Span> shares = DealSpans(micro_batches_, count);
-  for (uint32_t i = 0; i < count; ++i) {
-    shares_[workers[i]] = shares[i];
-  }
-}
-
-std::vector<Span> EvaluationPass::SpansOf(uint64_t worker) const {
-  const auto share = shares_.find(worker);
-  return share == shares_.end() ? std::vector<Span>{}
-                                : Cover(share->second, micro_batches_);
+  shares_.Begin(micro_batches_, workers);
 }
 
 void EvaluationPass::AddResult(const v1::EvalResult& result) {
@@ -39,13 +22,14 @@ void EvaluationPass::AddResult(const v1::EvalResult& result) {
 }
 
 bool EvaluationPass::Owes(uint64_t worker) const {
-  const auto share = shares_.find(worker);
-  if (!step_.has_value() || share == shares_.end()) {
+  if (!step_.has_value()) {
     return false;
   }
-  for (uint32_t i = share->second.first; i < share->second.end(); ++i) {
-    if (!losses_.contains(i)) {
-      return true;
+  for (const Span& span : SpansOf(worker)) {
+    for (uint32_t i = span.first; i < span.end(); ++i) {
+      if (!losses_.contains(i)) {
+        return true;
+      }
     }
   }
   return false;

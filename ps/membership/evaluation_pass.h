@@ -12,8 +12,10 @@
 #include <optional>
 #include <vector>
 
+#include "common/rule.h"
 #include "common/span.h"
 #include "proto/ballast.pb.h"
+#include "ps/membership/assignment.h"
 
 namespace ballast {
 
@@ -30,14 +32,26 @@ class EvaluationPass {
   // The version under evaluation.
   const std::optional<uint64_t>& step() const { return step_; }
 
+  // A worker is gone: losses of its share that are missing are left over.
+  void Remove(uint64_t worker) { shares_.Remove(worker, !Owes(worker)); }
+  bool has_left() const { return step_.has_value() && shares_.has_left(); }
+  void DealLeft(const std::vector<uint64_t>& workers) {
+    shares_.DealLeft(workers);
+  }
+
   // What a worker has to do; empty for one that takes no part.
-  std::vector<Span> SpansOf(uint64_t worker) const;
+  std::vector<Span> SpansOf(uint64_t worker) const {
+    return shares_.SpansOf(worker);
+  }
   // Takes losses; those of another version or out of range change nothing, and
   // neither does a second loss of a micro-batch.
   void AddResult(const v1::EvalResult& result);
   // Whether losses of this worker's share are missing.
   bool Owes(uint64_t worker) const;
-  bool Done() const { return losses_.size() == micro_batches_; }
+  bool Done() const {
+    return losses_.size() == micro_batches_ ||
+           !BALLAST_RULE(kEvaluationIsAPass);
+  }
   // Mean over all tokens, in nats. Only when Done().
   double Loss() const;
 
@@ -45,7 +59,7 @@ class EvaluationPass {
   const uint32_t micro_batches_;
   const uint64_t tokens_;
   std::optional<uint64_t> step_;
-  std::map<uint64_t, Span> shares_;  // By worker.
+  Assignment shares_;
   std::map<uint32_t, double> losses_;
 };
 

@@ -23,6 +23,8 @@ class HashCollector {
   // Opens the hash of version `step`; `fields` per element
   // (HashedFields(optimizer)). `table` outlives the collector.
   void Begin(uint64_t step, const ChunkTable* table, uint32_t fields);
+  // Asks for nothing any more.
+  void End() { step_.reset(); }
   // The version asked for last; nullopt before the first.
   const std::optional<uint64_t>& step() const { return step_; }
 

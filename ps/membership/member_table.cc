@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/rule.h"
 #include "common/status_macros.h"
+#include "ps/membership/progress_watch.h"
 
 namespace ballast {
 namespace {
@@ -17,17 +19,6 @@ std::string DescribeTensor(const TensorSpec& tensor) {
       "] uses=", tensor.use_count, " by_rows=", tensor.by_rows ? 1 : 0,
       " decay=", tensor.decay ? 1 : 0, " init=", static_cast<int>(tensor.init),
       "/", tensor.init_std, " served=", DTypeBytes(tensor.served), " bytes");
-}
-
-// Whether the numbers that grow with work differ. The phase is left out: a
-// member that tries in vain changes it too.
-bool ShowsWork(const v1::MemberStats& before, const v1::MemberStats& after) {
-  return before.step() != after.step() ||
-         before.fetched_bytes() != after.fetched_bytes() ||
-         before.pushed_bytes() != after.pushed_bytes() ||
-         before.spilled_bytes_written() != after.spilled_bytes_written() ||
-         before.spilled_bytes_read() != after.spilled_bytes_read() ||
-         before.chunks_resident() != after.chunks_resident();
 }
 
 ConfigFields Fields(
@@ -106,12 +97,45 @@ std::string Member::Describe() const {
   return absl::StrCat(name(), " (pid ", join.pid(), " on ", join.host(), ")");
 }
 
-MemberTable::MemberTable(Limits limits, uint64_t first_incarnation)
+MemberTable::MemberTable(Limits limits, uint64_t first_incarnation,
+                         uint64_t generation)
     : limits_(std::move(limits)),
       leases_(limits_.lease),
-      last_incarnation_(first_incarnation) {}
+      last_incarnation_(first_incarnation),
+      generation_(generation) {}
 
-absl::Status MemberTable::CheckName(const v1::JoinRequest& request) const {
+void MemberTable::Restore(uint64_t incarnation, const v1::JoinRequest& join,
+                          absl::Time now) {
+  Member& member = members_[incarnation];
+  member.join = join;
+  member.incarnation = incarnation;
+  // Without a fresh lease everyone is dead: nobody could be heard meanwhile.
+  leases_.Renew(incarnation, BALLAST_RULE(kFreshLeasesAfterRestart)
+                                 ? now
+                                 : now - limits_.lease);
+  ++generation_;
+}
+
+absl::StatusOr<const Member*> MemberTable::FindLife(
+    const v1::JoinRequest& request, absl::Time now) {
+  for (const auto& [incarnation, member] : members_) {
+    if (member.join.life_id() != request.life_id() ||
+        member.name() != request.name()) {
+      continue;
+    }
+    if (member.gone) {
+      return absl::AbortedError(
+          absl::StrCat("this life of ", request.name(),
+                       " is over; join again under a new life id"));
+    }
+    leases_.Renew(incarnation, now);
+    return &member;
+  }
+  return nullptr;
+}
+
+absl::Status MemberTable::CheckName(const v1::JoinRequest& request,
+                                    absl::Time now) {
   if (request.name().empty() || request.life_id() == 0 ||
       (request.role() != v1::ROLE_SERVER &&
        request.role() != v1::ROLE_WORKER)) {
@@ -127,10 +151,22 @@ absl::Status MemberTable::CheckName(const v1::JoinRequest& request) const {
       continue;
     }
     if (member.name() == request.name()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "the name ", request.name(), " belongs to ", member.Describe(),
-          "; start under another name, or "
-          "stop that process and wait for its lease"));
+      if (contenders_.size() >= kGoneMax) {
+        contenders_.clear();
+      }
+      const absl::Time first =
+          contenders_.try_emplace(request.life_id(), now).first->second;
+      // A dead one's last call may come in late, but not this late.
+      const absl::Duration late = std::min(absl::Seconds(1), limits_.lease / 2);
+      if (now - leases_.Silence(incarnation, now) >= first + late) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "the name ", request.name(), " belongs to ", member.Describe(),
+            ", which lives; start under another name, or stop that process"));
+      }
+      return absl::UnavailableError(
+          absl::StrCat("the name ", request.name(), " belongs to ",
+                       member.Describe(), " until it is known to be dead (",
+                       absl::FormatDuration(limits_.lease), " at most)"));
     }
     if (request.role() == v1::ROLE_SERVER && member.is_server() &&
         member.join.address() == request.address()) {
@@ -142,8 +178,7 @@ absl::Status MemberTable::CheckName(const v1::JoinRequest& request) const {
   return absl::OkStatus();
 }
 
-absl::Status MemberTable::CheckJoin(const v1::JoinRequest& request) const {
-  BALLAST_RETURN_IF_ERROR(CheckName(request));
+absl::Status MemberTable::CheckSettings(const v1::JoinRequest& request) const {
   const ConfigFields fields = Fields(request.numerics());
   absl::Status same = CheckFields(limits_.numerics, fields, "the run", true);
   for (const auto& [incarnation, member] : members_) {
@@ -155,54 +190,49 @@ absl::Status MemberTable::CheckJoin(const v1::JoinRequest& request) const {
                          false);
     }
   }
-  if (!same.ok()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        request.name(), " is configured differently: ", same.message()));
-  }
-  if (Active(request.role()).size() >= wanted(request.role())) {
-    return absl::UnavailableError(absl::StrCat(
-        "the run has its ", wanted(request.role()),
-        request.role() == v1::ROLE_SERVER ? " servers" : " workers", "; ",
-        request.name(), " is not needed"));
-  }
-  return absl::OkStatus();
+  return same.ok() ? same
+                   : absl::FailedPreconditionError(absl::StrCat(
+                         request.name(),
+                         " is configured differently: ", same.message()));
 }
 
-absl::StatusOr<const Member*> MemberTable::Admit(const v1::JoinRequest& request,
-                                                 bool open, absl::Time now) {
-  for (const auto& [incarnation, member] : members_) {
-    if (member.join.life_id() == request.life_id() &&
-        member.name() == request.name()) {
-      if (member.gone) {
-        return absl::AbortedError(
-            absl::StrCat("this life of ", request.name(),
-                         " is over; join again under a new life id"));
-      }
-      leases_.Renew(incarnation, now);
-      return &member;
-    }
+absl::Status MemberTable::CheckModel(const v1::JoinRequest& request) const {
+  BALLAST_ASSIGN_OR_RETURN(const ModelLayout layout,
+                           ModelLayout::Decode(request.layout()));
+  if (!limits_.layout.has_value()) {
+    return absl::OkStatus();
   }
-  if (!open) {
-    return absl::UnavailableError(
-        absl::StrCat("the run takes no new members now; ", request.name(),
-                     " may try again when it forms"));
+  const absl::Status same = CheckLayout(*limits_.layout, layout);
+  return same.ok()
+             ? same
+             : absl::FailedPreconditionError(absl::StrCat(
+                   request.name(), " has another model: ", same.message()));
+}
+
+absl::Status MemberTable::Check(const v1::JoinRequest& request,
+                                absl::Time now) {
+  BALLAST_RETURN_IF_ERROR(CheckName(request, now));
+  BALLAST_RETURN_IF_ERROR(CheckSettings(request));
+  if (request.role() != v1::ROLE_WORKER) {
+    return absl::OkStatus();
   }
-  BALLAST_RETURN_IF_ERROR(CheckJoin(request));
-  if (request.role() == v1::ROLE_WORKER) {
-    BALLAST_ASSIGN_OR_RETURN(ModelLayout layout,
-                             ModelLayout::Decode(request.layout()));
-    if (limits_.layout.has_value()) {
-      const absl::Status same = CheckLayout(*limits_.layout, layout);
-      if (!same.ok()) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            request.name(), " has another model: ", same.message()));
-      }
-    } else {
-      limits_.layout = std::move(layout);
-    }
+  if (Active(v1::ROLE_WORKER).size() >= limits_.max_workers) {
+    return absl::UnavailableError(absl::StrCat(
+        "the run has ", limits_.max_workers, " workers (cluster.max_workers); ",
+        request.name(), " is not needed"));
+  }
+  return CheckModel(request);
+}
+
+const Member* MemberTable::Admit(const v1::JoinRequest& request,
+                                 absl::Time now) {
+  contenders_.clear();
+  if (request.role() == v1::ROLE_WORKER && !limits_.layout.has_value()) {
+    limits_.layout = *ModelLayout::Decode(request.layout());  // Checked.
   }
   Member& member = members_[++last_incarnation_];
   member.join = request;
+  member.join.clear_layout();  // Known, and large.
   member.incarnation = last_incarnation_;
   leases_.Renew(last_incarnation_, now);
   ++generation_;
@@ -213,12 +243,15 @@ absl::StatusOr<bool> MemberTable::Heartbeat(uint64_t incarnation,
                                             const v1::MemberStats* stats,
                                             absl::Time now) {
   const auto place = members_.find(incarnation);
-  if (place == members_.end() || place->second.gone) {
+  if (place == members_.end() ||
+      (BALLAST_RULE(kOldIncarnationRefused) && place->second.gone)) {
     return absl::AbortedError(
         absl::StrCat("incarnation ", incarnation,
                      " is not a member; join again under a new life id"));
   }
-  leases_.Renew(incarnation, now);
+  if (!place->second.gone) {
+    leases_.Renew(incarnation, now);
+  }
   if (stats == nullptr) {
     return false;
   }
@@ -235,19 +268,49 @@ void MemberTable::Leave(uint64_t incarnation) {
   place->second.gone = true;
   leases_.Remove(incarnation);
   ++generation_;
+  std::vector<uint64_t> gone;
+  for (const auto& [life, member] : members_) {
+    if (member.gone && life != incarnation) {
+      gone.push_back(life);
+    }
+  }
+  if (gone.size() >= kGoneMax) {
+    members_.erase(gone.front());
+  }
 }
 
 std::vector<uint64_t> MemberTable::TakeExpired(absl::Time now) {
-  const std::vector<uint64_t> expired = leases_.TakeExpired(now);
-  for (const uint64_t incarnation : expired) {
-    Leave(incarnation);
+  return leases_.TakeExpired(now);
+}
+
+void MemberTable::RenewAll(absl::Time now) {
+  for (const auto& [incarnation, member] : members_) {
+    if (!member.gone) {
+      leases_.Renew(incarnation, now);
+    }
   }
-  return expired;
 }
 
 const Member* MemberTable::Find(uint64_t incarnation) const {
   const auto place = members_.find(incarnation);
   return place == members_.end() ? nullptr : &place->second;
+}
+
+const Member* MemberTable::FindName(absl::string_view name) const {
+  for (const auto& [incarnation, member] : members_) {
+    if (!member.gone && member.name() == name) {
+      return &member;
+    }
+  }
+  return nullptr;
+}
+
+const Member* MemberTable::FindLast(absl::string_view name) const {
+  const Member* last = nullptr;
+  for (const auto& [incarnation, member] : members_) {
+    last = member.name() == name ? &member : last;
+  }
+  return last;
 }
 
 std::vector<const Member*> MemberTable::Active(v1::Role role) const {
@@ -270,11 +333,6 @@ std::vector<const Member*> MemberTable::All() const {
     all.push_back(&member);
   }
   return all;
-}
-
-bool MemberTable::Full() const {
-  return Active(v1::ROLE_SERVER).size() >= limits_.servers &&
-         Active(v1::ROLE_WORKER).size() >= limits_.workers;
 }
 
 }  // namespace ballast

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/rule.h"
 #include "common/status_macros.h"
 #include "ps/membership/schedule.h"
 
@@ -23,7 +24,7 @@ void StepCore::Begin(uint64_t step) {
 }
 
 absl::Status StepCore::AddVote(uint64_t server, const v1::Vote& vote) {
-  if (HasVote(server)) {
+  if (BALLAST_RULE(kVoteOnce) && HasVote(server)) {
     return absl::OkStatus();
   }
   Ballot ballot;

@@ -32,11 +32,14 @@ class StepCore {
   void Begin(uint64_t step);
   uint64_t step() const { return step_; }
 
-  // Takes a server's vote for step(). A second vote of the same server changes
-  // nothing.
+  // Takes the vote of a server (its place, not its life) for step(). A second
+  // vote of the same server changes nothing.
   // Errors: INVALID_ARGUMENT  the sum is damaged or a tensor does not exist.
   absl::Status AddVote(uint64_t server, const v1::Vote& vote);
   bool HasVote(uint64_t server) const { return votes_.contains(server); }
+  // The server can no longer redo what it voted for; it votes again. Nobody has
+  // been told of a decision, so nothing is broken by it.
+  void Withdraw(uint64_t server) { votes_.erase(server); }
 
   // The decision of step() from the votes so far; the caller has seen to it
   // that they are all there. `previous` is the decision of the step before (or
@@ -59,7 +62,7 @@ class StepCore {
   const Job job_;
   std::vector<std::string> tensor_names_;
   uint64_t step_ = 0;
-  std::map<uint64_t, Ballot> votes_;
+  std::multimap<uint64_t, Ballot> votes_;  // One each, unless rules break.
 };
 
 }  // namespace ballast

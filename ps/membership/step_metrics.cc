@@ -88,12 +88,19 @@ void MetricsCollector::Decided(const v1::Decision& decision,
   pending->wants_hash = wants_hash;
 }
 
-bool MetricsCollector::IsDone(uint64_t worker, uint64_t step) const {
-  if (step < next_step_) {
-    return true;
+void MetricsCollector::Forget(uint64_t member) {
+  heard_.erase(member);
+  faults_.erase(member);
+  for (auto& [step, pending] : pending_) {
+    pending.workers.erase(member);
+    pending.servers.erase(member);
   }
-  const auto place = pending_.find(step);
-  return place != pending_.end() && place->second.done.contains(worker);
+}
+
+void MetricsCollector::Restart(uint64_t next_step) {
+  pending_.erase(pending_.lower_bound(next_step), pending_.end());
+  heard_.clear();
+  next_step_ = next_step;
 }
 
 std::vector<StepMetrics> MetricsCollector::TakeReady(absl::Time now) {

@@ -59,8 +59,12 @@ class MetricsCollector {
                const std::set<uint64_t>& servers, bool wants_hash,
                absl::Time now);
 
-  // Whether this worker's report of `step` is in.
-  bool IsDone(uint64_t worker, uint64_t step) const;
+  // A member is gone: no line waits for it any more.
+  void Forget(uint64_t member);
+  // The history goes back: the next line is that of `next_step`, and what was
+  // gathered of steps from there on is forgotten.
+  void Restart(uint64_t next_step);
+
   // Lines whose time has come, ascending by step without gaps.
   std::vector<StepMetrics> TakeReady(absl::Time now);
   // All lines of committed steps, whatever is missing.

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -76,8 +77,10 @@ CoreHarness::CoreHarness() {
 
 absl::Status CoreHarness::Start() {
   options.job = job;
-  servers.clear();
-  workers.clear();
+  if (!options.continue_run) {
+    servers.clear();
+    workers.clear();
+  }
   core.reset();
   absl::StatusOr<RunState> state = ParseRunState({pairs.begin(), pairs.end()});
   if (!state.ok()) {
@@ -155,6 +158,54 @@ void CoreHarness::LoadAll() {
   }
 }
 
+v1::JoinRequest CoreHarness::NextLifeOf(v1::Role role, int index) {
+  v1::JoinRequest request = JoinOf(role, index);
+  request.set_life_id(++lives);
+  request.set_pid(43);
+  return request;
+}
+
+v1::JoinRequest CoreHarness::NextLifeOf(int server, uint64_t version,
+                                        uint64_t redoable) {
+  v1::JoinRequest request = NextLifeOf(v1::ROLE_SERVER, server);
+  v1::HeldChunks* entry = request.add_held();
+  entry->set_timeline(core->identity().timeline);
+  entry->set_version(version);
+  entry->set_redoable(redoable);
+  entry->set_redoable_timeline(core->identity().timeline);
+  const v1::Placement placement = *core->GetPlacement();
+  for (int i = 0; i < placement.owner_size(); ++i) {
+    if (placement.servers(static_cast<int>(placement.owner(i))).name() ==
+        request.name()) {
+      v1::ChunkRange* range = entry->add_chunks();
+      range->set_first(static_cast<uint32_t>(i));
+      range->set_count(1);
+    }
+  }
+  return request;
+}
+
+absl::StatusOr<uint64_t> CoreHarness::Return(const v1::JoinRequest& request) {
+  const auto reply = TryJoin(request);
+  if (!reply.ok()) {
+    return reply.status();
+  }
+  const auto index = static_cast<size_t>(request.name().back() - '0');
+  auto& group = request.role() == v1::ROLE_SERVER ? servers : workers;
+  group.resize(std::max(group.size(), index + 1));
+  group[index] = reply->incarnation();
+  return reply->incarnation();
+}
+
+void CoreHarness::Kill(v1::Role role, int index) {
+  v1::ExitReport report;
+  report.set_name(
+      absl::StrCat(role == v1::ROLE_SERVER ? "server-" : "worker-", index));
+  report.set_signal(9);
+  core->ExitReported(report, now);
+  Carry();
+}
+
 v1::ReportRequest CoreHarness::Of(uint64_t incarnation) const {
   v1::ReportRequest request;
   request.set_incarnation(incarnation);
@@ -215,6 +266,7 @@ absl::Status CoreHarness::Done(int worker, uint64_t step) {
   v1::WorkerDone* done = request.mutable_worker_done();
   done->set_timeline(core->identity().timeline);
   done->set_step(step);
+  done->set_number(NumberOf(workers[static_cast<size_t>(worker)]));
   done->set_pushed_bytes(100);
   done->set_minor_faults(3);
   done->set_forward_seconds(1.0 + worker);
@@ -344,21 +396,38 @@ uint64_t CoreHarness::NumberOf(uint64_t incarnation) const {
   return core->Directive(incarnation, UINT64_MAX)->number();
 }
 
-void CoreHarness::Beat() {
-  for (const std::vector<uint64_t>* group : {&servers, &workers}) {
-    for (const uint64_t incarnation : *group) {
-      v1::PollRequest poll;
-      poll.set_incarnation(incarnation);
-      (void)core->Heartbeat(poll, now);
+void CoreHarness::Advance(absl::Duration by) { AdvanceWithout(0, by); }
+
+void CoreHarness::AdvanceWithout(uint64_t silent, absl::Duration by) {
+  // In steps as the shell ticks, so that no pause is seen.
+  const absl::Time end = now + by;
+  do {
+    now = std::min(now + absl::Milliseconds(100), end);
+    for (const std::vector<uint64_t>* group : {&servers, &workers}) {
+      for (const uint64_t incarnation : *group) {
+        if (incarnation != silent) {
+          v1::PollRequest poll;
+          poll.set_incarnation(incarnation);
+          (void)core->Heartbeat(poll, now);
+        }
+      }
     }
-  }
+    core->Tick(now);
+    Carry();
+  } while (now < end);
 }
 
-void CoreHarness::Advance(absl::Duration by) {
-  now += by;
-  Beat();
-  core->Tick(now);
-  Carry();
+void CoreHarness::Stats(uint64_t incarnation, const v1::MemberStats& stats) {
+  v1::PollRequest poll;
+  poll.set_incarnation(incarnation);
+  *poll.mutable_stats() = stats;
+  ASSERT_TRUE(core->Heartbeat(poll, now).ok());
+}
+
+v1::Fault CoreHarness::LastFault() const {
+  const v1::StatusReply status = core->GetStatus(now);
+  return status.faults().empty() ? v1::Fault()
+                                 : status.faults(status.faults_size() - 1);
 }
 
 void CoreHarness::Carry() {
@@ -371,6 +440,10 @@ void CoreHarness::Carry() {
         pairs.erase(change.key);
       }
     }
+    if (actions.rollback_to.has_value()) {
+      rollback_to = actions.rollback_to;
+    }
+    probes.insert(probes.end(), actions.probes.begin(), actions.probes.end());
     for (const std::string& path : actions.manifests_to_remove) {
       manifests.erase(path);
       removed.push_back(path);

@@ -34,7 +34,8 @@ class CoreHarness {
  public:
   CoreHarness();
 
-  // Makes a core from `pairs` as a fresh process would.
+  // Makes a core from `pairs` as a fresh process would. With continue_run the
+  // members of before are still there.
   absl::Status Start();
   // Start, both servers and both workers join, both servers load.
   void Train();
@@ -44,6 +45,13 @@ class CoreHarness {
   void Join(v1::Role role, int index);
   void JoinAll();
   void LoadAll();
+  // A new life of a member that is gone. Of a server: all of its chunks at
+  // `version`, redoable through `redoable`, on the current timeline.
+  v1::JoinRequest NextLifeOf(v1::Role role, int index);
+  v1::JoinRequest NextLifeOf(int server, uint64_t version, uint64_t redoable);
+  absl::StatusOr<uint64_t> Return(const v1::JoinRequest& request);
+  // A supervisor's report of its death by SIGKILL.
+  void Kill(v1::Role role, int index);
 
   // Incarnations of the members that joined, by index.
   std::vector<uint64_t> servers;
@@ -76,9 +84,13 @@ class CoreHarness {
   v1::WorkerDirective WorkerOf(int index) const;
   v1::ServerDirective ServerOf(int index) const;
   uint64_t NumberOf(uint64_t incarnation) const;
-  // Heartbeats of everyone, so that no lease runs out.
-  void Beat();
-  void Advance(absl::Duration by);  // Beats, then ticks.
+  // Time goes on tick by tick; everyone is heard, so no lease runs out.
+  void Advance(absl::Duration by);
+  // As Advance, but this life is silent.
+  void AdvanceWithout(uint64_t silent, absl::Duration by);
+  // Stats of one member, as a heartbeat.
+  void Stats(uint64_t incarnation, const v1::MemberStats& stats);
+  v1::Fault LastFault() const;
 
   // Carries out what the core asks for.
   void Carry();
@@ -92,7 +104,10 @@ class CoreHarness {
   std::vector<StepMetrics> metrics;
   std::vector<EvaluationRecord> evaluations;
   std::vector<std::string> removed;
-  bool hold_manifests = false;  // Keeps manifests unwritten.
+  std::vector<Probe> probes;
+  std::optional<uint64_t> rollback_to;  // The last one.
+  uint64_t lives = 5000;                // Of lives that return.
+  bool hold_manifests = false;          // Keeps manifests unwritten.
   std::vector<CheckpointManifest> held;
   std::unique_ptr<CoordinatorCore> core;
 };

@@ -17,11 +17,10 @@ constexpr absl::Time kStart = absl::UnixEpoch();
 
 class MemberTableTest : public ::testing::Test {
  protected:
-  MemberTableTest() : table_(Limits(), 100) {}
+  MemberTableTest() : table_(Limits(), 100, 7) {}
   static MemberTable::Limits Limits() {
     MemberTable::Limits limits;
-    limits.servers = 2;
-    limits.workers = 2;
+    limits.max_workers = 2;
     limits.lease = absl::Seconds(5);
     limits.numerics = testing::SmallNumerics();
     return limits;
@@ -33,12 +32,25 @@ class MemberTableTest : public ::testing::Test {
     return requests_.JoinOf(v1::ROLE_WORKER, index);
   }
   absl::Status Refusal(const v1::JoinRequest& request) {
-    return table_.Admit(request, true, kStart).status();
+    return Try(request, kStart).status();
+  }
+  absl::StatusOr<uint64_t> Try(const v1::JoinRequest& request, absl::Time now) {
+    const auto known = table_.FindLife(request, now);
+    if (!known.ok()) {
+      return known.status();
+    }
+    if (*known != nullptr) {
+      return (*known)->incarnation;
+    }
+    const absl::Status may = table_.Check(request, now);
+    return may.ok() ? absl::StatusOr<uint64_t>(
+                          table_.Admit(request, now)->incarnation)
+                    : may;
   }
   uint64_t Admit(const v1::JoinRequest& request) {
-    const auto member = table_.Admit(request, true, kStart);
+    const auto member = Try(request, kStart);
     EXPECT_TRUE(member.ok()) << member.status();
-    return member.ok() ? (*member)->incarnation : 0;
+    return member.value_or(0);
   }
   CoreHarness requests_;
   MemberTable table_;
@@ -49,19 +61,28 @@ TEST_F(MemberTableTest, AJoinIsIdempotentForOneLife) {
   EXPECT_GT(first, 100u);
   const uint64_t generation = table_.generation();
   EXPECT_EQ(Admit(Server(0)), first);
+  EXPECT_EQ(generation, 8u);  // Counts on.
   EXPECT_EQ(table_.generation(), generation);
-  // Also when no new lives are taken any more.
-  EXPECT_TRUE(table_.Admit(Server(0), false, kStart).ok());
 }
 
-TEST_F(MemberTableTest, ANameBelongsToOneLife) {
-  Admit(Server(0));
+TEST_F(MemberTableTest, ANameIsAwaitedUntilItsOwnerIsKnownToLive) {
+  const uint64_t owner = Admit(Server(0));
   v1::JoinRequest other = Server(0);
   other.set_life_id(5);
   other.set_address("127.0.0.1:1");
-  const absl::Status status = Refusal(other);
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  absl::Status status = Refusal(other);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("server-0 (pid 42"));
+  // A dead one's last call may still be on its way.
+  const absl::Time just_before = kStart + absl::Milliseconds(999);
+  ASSERT_TRUE(table_.Heartbeat(owner, nullptr, just_before).ok());
+  EXPECT_EQ(Try(other, just_before).status().code(),
+            absl::StatusCode::kUnavailable);
+  const absl::Time then = kStart + absl::Seconds(1);
+  ASSERT_TRUE(table_.Heartbeat(owner, nullptr, then).ok());
+  status = Try(other, then).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("which lives"));
 }
 
 TEST_F(MemberTableTest, ANewLifeTakesOverFromOneThatIsGone) {
@@ -77,19 +98,43 @@ TEST_F(MemberTableTest, ALifeThatIsOverCannotJoinAgain) {
   EXPECT_EQ(Refusal(Server(0)).code(), absl::StatusCode::kAborted);
 }
 
-TEST_F(MemberTableTest, TheGroupIsFullAtItsCount) {
-  Admit(Server(0));
-  Admit(Server(1));
-  EXPECT_EQ(Refusal(Server(2)).code(), absl::StatusCode::kUnavailable);
-  EXPECT_FALSE(table_.Full());
+TEST_F(MemberTableTest, WorkersAreTakenUpToTheMost) {
   Admit(Worker(0));
   Admit(Worker(1));
-  EXPECT_TRUE(table_.Full());
+  const absl::Status status = Refusal(Worker(2));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cluster.max_workers"));
 }
 
-TEST_F(MemberTableTest, AClosedGroupTakesNobody) {
-  EXPECT_EQ(table_.Admit(Server(0), false, kStart).status().code(),
-            absl::StatusCode::kUnavailable);
+TEST_F(MemberTableTest, ARestoredLifeIsInWithAFreshLease) {
+  const absl::Time later = kStart + absl::Seconds(100);
+  table_.Restore(17, Worker(0), later);
+  EXPECT_EQ(table_.FindName("worker-0")->incarnation, 17u);
+  EXPECT_TRUE(table_.TakeExpired(later + absl::Seconds(4)).empty());
+  EXPECT_EQ(table_.TakeExpired(later + absl::Seconds(5)).size(), 1u);
+}
+
+TEST_F(MemberTableTest, RenewalOfAllCountsForTheLivingOnly) {
+  const uint64_t dead = Admit(Worker(0));
+  const uint64_t lives = Admit(Worker(1));
+  table_.Leave(dead);
+  table_.RenewAll(kStart + absl::Seconds(9));
+  EXPECT_TRUE(table_.TakeExpired(kStart + absl::Seconds(13)).empty());
+  EXPECT_THAT(table_.TakeExpired(kStart + absl::Seconds(14)),
+              ::testing::ElementsAre(lives));
+}
+
+TEST_F(MemberTableTest, OnlyTheNewestLivesThatAreGoneAreRemembered) {
+  std::vector<uint64_t> lives;
+  for (uint64_t i = 0; i <= MemberTable::kGoneMax; ++i) {
+    v1::JoinRequest request = Worker(0);
+    request.set_life_id(100 + i);
+    lives.push_back(Admit(request));
+    table_.Leave(lives.back());
+  }
+  EXPECT_EQ(table_.All().size(), MemberTable::kGoneMax);
+  EXPECT_EQ(table_.Find(lives.front()), nullptr);
+  EXPECT_NE(table_.Find(lives.back()), nullptr);
 }
 
 TEST_F(MemberTableTest, RefusesAJoinThatIsNotWhole) {
@@ -180,14 +225,11 @@ TEST_F(MemberTableTest, AModelWithMoreTensorsOrOtherUnitsDiffers) {
 }
 
 TEST_F(MemberTableTest, MembersAreInTheOrderOfTheirNumbers) {
-  MemberTable::Limits limits = Limits();
-  limits.servers = 3;
-  MemberTable table(limits, 0);
   for (const int index : {10, 2, 0}) {
-    ASSERT_TRUE(table.Admit(Server(index), true, kStart).ok());
+    Admit(Server(index));
   }
   std::vector<std::string> names;
-  for (const Member* member : table.Active(v1::ROLE_SERVER)) {
+  for (const Member* member : table_.Active(v1::ROLE_SERVER)) {
     names.push_back(member->name());
   }
   EXPECT_THAT(names,
@@ -199,8 +241,8 @@ TEST_F(MemberTableTest, AHeartbeatRenewsTheLease) {
   const absl::Time later = kStart + absl::Seconds(4);
   ASSERT_TRUE(table_.Heartbeat(member, nullptr, later).ok());
   EXPECT_TRUE(table_.TakeExpired(kStart + absl::Seconds(8)).empty());
-  EXPECT_EQ(table_.TakeExpired(later + absl::Seconds(5)).size(), 1u);
-  EXPECT_TRUE(table_.Find(member)->gone);
+  EXPECT_THAT(table_.TakeExpired(later + absl::Seconds(5)),
+              ::testing::ElementsAre(member));
 }
 
 TEST_F(MemberTableTest, AStrangersOrDeadLifesHeartbeatIsFenced) {
@@ -220,6 +262,10 @@ TEST_F(MemberTableTest, OnlyWorkDoneShowsProgress) {
   stats.set_waits_ms(10);
   EXPECT_FALSE(*table_.Heartbeat(member, &stats, kStart));
   stats.set_fetched_bytes(1);
+  EXPECT_TRUE(*table_.Heartbeat(member, &stats, kStart));
+  stats.set_units_done(1);
+  EXPECT_TRUE(*table_.Heartbeat(member, &stats, kStart));
+  stats.set_loaded_chunks(1);
   EXPECT_TRUE(*table_.Heartbeat(member, &stats, kStart));
   EXPECT_FALSE(*table_.Heartbeat(member, &stats, kStart));
   EXPECT_EQ(table_.Find(member)->stats.fetched_bytes(), 1u);

@@ -114,87 +114,118 @@ class CheckpointBookTest : public ::testing::Test {
     }
     return part;
   }
+  // Chunk i belongs to server i % 2.
+  std::vector<uint32_t> ByTwo() const {
+    std::vector<uint32_t> owners;
+    for (const Chunk& chunk : table_.chunks()) {
+      owners.push_back(chunk.id % 2);
+    }
+    return owners;
+  }
   const ChunkTable table_ = *ChunkTable::Build(SmallLayout(), kBlockElems);
   CheckpointBook book_{2, {}};
 };
 
 TEST_F(CheckpointBookTest, IsCompleteWhenEveryServerHasSaved) {
-  book_.Expect(DecisionOf(4), {10, 11});
-  book_.AddPart(10, PartOf(0, 4));
-  EXPECT_FALSE(book_.Owes(10, {2, 4}));
-  EXPECT_TRUE(book_.Owes(11, {2, 4}));
-  EXPECT_FALSE(book_.TakeComplete(table_)->has_value());
-  book_.AddPart(11, PartOf(1, 4));
+  book_.Expect(DecisionOf(4), ByTwo());
+  ASSERT_TRUE(book_.AddPart(PartOf(0, 4)).ok());
+  EXPECT_FALSE(book_.Owes(0, {2, 4}));
+  EXPECT_TRUE(book_.Owes(1, {2, 4}));
+  EXPECT_THAT(book_.OwedBy(1), ElementsAre(StepKey{2, 4}));
+  EXPECT_FALSE(book_.TakeComplete(table_).has_value());
+  ASSERT_TRUE(book_.AddPart(PartOf(1, 4)).ok());
   const auto manifest = book_.TakeComplete(table_);
-  ASSERT_TRUE(manifest.ok() && manifest->has_value());
-  const CheckpointManifest& whole = **manifest;
-  EXPECT_EQ(whole.step, 4u);
-  EXPECT_EQ(whole.timeline, 2u);
-  EXPECT_EQ(whole.optimizer_step, 3u);
-  EXPECT_EQ(whole.samples_consumed, 64u);
-  EXPECT_THAT(whole.directories, ElementsAre("/a", "/b"));
-  ASSERT_EQ(whole.records.size(), table_.chunks().size());
-  const ManifestRecord& second = whole.records[1];
+  ASSERT_TRUE(manifest.has_value());
+  EXPECT_EQ(manifest->step, 4u);
+  EXPECT_EQ(manifest->timeline, 2u);
+  EXPECT_EQ(manifest->optimizer_step, 3u);
+  EXPECT_EQ(manifest->samples_consumed, 64u);
+  EXPECT_THAT(manifest->directories, ElementsAre("/a", "/b"));
+  ASSERT_EQ(manifest->records.size(), table_.chunks().size());
+  const ManifestRecord& second = manifest->records[1];
   EXPECT_EQ(second.directory, 1u);
   EXPECT_EQ(second.extent, (Extent{4096, 8192}));
   EXPECT_EQ(second.begin, table_.chunk(1).begin);
   EXPECT_EQ(second.end, table_.chunk(1).end);
   // It is handed out once.
-  EXPECT_FALSE(book_.TakeComplete(table_)->has_value());
+  EXPECT_FALSE(book_.TakeComplete(table_).has_value());
 }
 
 TEST_F(CheckpointBookTest, RepeatedAndUnaskedPartsChangeNothing) {
-  book_.Expect(DecisionOf(4), {10, 11});
-  book_.AddPart(10, PartOf(0, 4));
-  book_.AddPart(10, v1::CheckpointSaved());
-  book_.AddPart(10, PartOf(0, 6));
-  book_.AddPart(99, PartOf(1, 4));
-  v1::CheckpointSaved again = PartOf(1, 4);
+  book_.Expect(DecisionOf(4), ByTwo());
+  ASSERT_TRUE(book_.AddPart(PartOf(0, 4)).ok());
+  ASSERT_TRUE(book_.AddPart(v1::CheckpointSaved()).ok());
+  ASSERT_TRUE(book_.AddPart(PartOf(0, 6)).ok());
+  v1::CheckpointSaved again = PartOf(0, 4);
   again.set_data_dir("/elsewhere");
-  book_.AddPart(10, again);
-  book_.AddPart(11, PartOf(1, 4));
+  ASSERT_TRUE(book_.AddPart(again).ok());
+  EXPECT_FALSE(book_.TakeComplete(table_).has_value());
+  ASSERT_TRUE(book_.AddPart(PartOf(1, 4)).ok());
   const auto manifest = book_.TakeComplete(table_);
-  ASSERT_TRUE(manifest.ok() && manifest->has_value());
-  EXPECT_THAT((*manifest)->directories, ElementsAre("/a", "/b"));
+  ASSERT_TRUE(manifest.has_value());
+  EXPECT_EQ(manifest->records[0].directory, 0u);
+  EXPECT_EQ(manifest->directories[0], "/a");
 }
 
-TEST_F(CheckpointBookTest, AServerWithoutChunksHasNoDirectory) {
-  book_.Expect(DecisionOf(4), {10, 11, 12});
-  book_.AddPart(10, PartOf(0, 4));
-  book_.AddPart(11, PartOf(1, 4));
-  EXPECT_FALSE(book_.TakeComplete(table_)->has_value());
-  v1::CheckpointSaved empty;
-  empty.set_timeline(2);
-  empty.set_step(4);
-  empty.set_data_dir("/c");
-  book_.AddPart(12, empty);
-  EXPECT_THAT((**book_.TakeComplete(table_)).directories,
-              ElementsAre("/a", "/b"));
+TEST_F(CheckpointBookTest, AServerThatOwnsNothingOwesNothing) {
+  book_.Expect(DecisionOf(4), ByTwo());
+  EXPECT_FALSE(book_.Owes(2, {2, 4}));
+  EXPECT_THAT(book_.OwedBy(2), IsEmpty());
 }
 
-TEST_F(CheckpointBookTest, RefusesAMissingADoubleAndAFutureRecord) {
+TEST_F(CheckpointBookTest, WhoeverSavedAChunkEndsTheWaitForIt) {
+  // Chunks have moved since: both parts come from one server, in two pieces.
+  book_.Expect(DecisionOf(4), ByTwo());
+  v1::CheckpointSaved all = PartOf(0, 4);
+  all.MergeFrom(PartOf(1, 4));
+  all.set_data_dir("/a");
+  ASSERT_TRUE(book_.AddPart(all).ok());
+  const auto manifest = book_.TakeComplete(table_);
+  ASSERT_TRUE(manifest.has_value());
+  EXPECT_THAT(manifest->directories, ElementsAre("/a"));
+}
+
+TEST_F(CheckpointBookTest, AMissingRecordIsWaitedFor) {
+  book_.Expect(DecisionOf(4), ByTwo());
   v1::CheckpointSaved missing = PartOf(1, 4);
   missing.mutable_records()->RemoveLast();
-  v1::CheckpointSaved twice = PartOf(1, 4);
-  twice.mutable_records(0)->set_chunk(0);
+  ASSERT_TRUE(book_.AddPart(PartOf(0, 4)).ok());
+  ASSERT_TRUE(book_.AddPart(missing).ok());
+  EXPECT_TRUE(book_.Owes(1, {2, 4}));
+  EXPECT_FALSE(book_.TakeComplete(table_).has_value());
+}
+
+TEST_F(CheckpointBookTest, RefusesAnUnknownAndAFutureRecord) {
   v1::CheckpointSaved unknown = PartOf(1, 4);
   unknown.mutable_records(0)->set_chunk(1000);
   v1::CheckpointSaved future = PartOf(1, 4);
   future.mutable_records(0)->set_version(5);
-  for (const v1::CheckpointSaved& bad : {missing, twice, unknown, future}) {
+  v1::CheckpointSaved branch = PartOf(1, 4);
+  branch.mutable_records(0)->set_timeline(3);
+  for (const v1::CheckpointSaved& bad : {unknown, future, branch}) {
     CheckpointBook book(2, {});
-    book.Expect(DecisionOf(4), {10, 11});
-    book.AddPart(10, PartOf(0, 4));
-    book.AddPart(11, bad);
-    const absl::Status status = book.TakeComplete(table_).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    book.Expect(DecisionOf(4), ByTwo());
+    const absl::Status status = book.AddPart(bad);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr("chunk"));
+    EXPECT_TRUE(book.Owes(1, {2, 4}));
   }
+}
+
+TEST_F(CheckpointBookTest, ANewerOneThatStandsEndsTheWaitForOlderOnes) {
+  book_.Expect(DecisionOf(4), ByTwo());
+  book_.Expect(DecisionOf(6), ByTwo());
+  book_.Expect(DecisionOf(8), ByTwo());
+  book_.Logged({2, 6}, "six");
+  EXPECT_THAT(book_.Expected(), ElementsAre(StepKey{2, 8}));
+  book_.Abandon({2, 8});
+  EXPECT_THAT(book_.Expected(), IsEmpty());
+  EXPECT_THAT(book_.Kept(), ElementsAre(StepKey{2, 6}));
 }
 
 TEST_F(CheckpointBookTest, DropsOlderOnesOnlyWhenANewerIsLogged) {
   CheckpointBook book(2, {{{1, 2}, "two"}, {{1, 4}, "four"}});
-  book.Expect(DecisionOf(6), {10});
+  book.Expect(DecisionOf(6), ByTwo());
   EXPECT_THAT(book.Kept(),
               ElementsAre(StepKey{1, 2}, StepKey{1, 4}, StepKey{2, 6}));
   EXPECT_THAT(book.Expected(), ElementsAre(StepKey{2, 6}));
