@@ -45,6 +45,7 @@ absl::Status FetchLink::Request(uint32_t unit, uint64_t version,
   BALLAST_RETURN_IF_ERROR(state_.failure);
   requests_.push_back(MakeBulkMessage(header));
   outstanding_.push_back(std::move(outstanding));
+  link_.AssertHeld();
   link_.Wake();
   return absl::OkStatus();
 }

@@ -41,11 +41,11 @@ class FetchLink : private StreamUser {
   // Breaks the stream off and blocks until nothing is written any more.
   void Break();
 
-  // Tells clang's analysis that the caller holds the pass's mutex, which it
-  // knows by another name.
+  // As StreamLink::AssertHeld.
   void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK(state_.mutex) {}
   std::shared_ptr<RawStream> stream() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
+    link_.AssertHeld();
     return link_.stream();
   }
   // The first chunk of a unit that has not come; nullopt: all are here.

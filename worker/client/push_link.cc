@@ -43,6 +43,7 @@ void PushLink::Push(size_t target, const BulkItem& item,
   MutexLock lock(&state_.mutex);
   queue_.push_back({target, item, std::move(gradient)});
   ++open_[target];
+  link_.AssertHeld();
   link_.Wake();
 }
 
@@ -120,6 +121,7 @@ absl::Status PushLink::Take(const BulkMessage& message) {
       MutexLock lock(&state_.mutex);
       greeted_ = true;
       credit_ += header.credit_bytes;
+      link_.AssertHeld();
       link_.Wake();
       return absl::OkStatus();
     }
@@ -137,6 +139,7 @@ absl::Status PushLink::Acknowledge(const BulkHeader& header) {
   MutexLock lock(&state_.mutex);
   credit_ += header.credit_bytes;
   ++progress_;
+  link_.AssertHeld();
   link_.Wake();
   state_.changed.NotifyAll();
   const auto found = unacknowledged_.find(header.sequence);

@@ -51,15 +51,16 @@ class PushLink : private StreamUser {
   // Breaks the stream off; nothing is held any more when it returns.
   void Break();
 
-  // Tells clang's analysis that the caller holds the pass's mutex, which it
-  // knows by another name.
+  // As StreamLink::AssertHeld.
   void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK(state_.mutex) {}
   std::shared_ptr<RawStream> stream() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
+    link_.AssertHeld();
     return link_.stream();
   }
   // Whether the server may still answer.
   bool IsOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
+    link_.AssertHeld();
     return link_.IsOpen();
   }
   // Whether the server has granted credit yet.

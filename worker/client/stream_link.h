@@ -48,14 +48,14 @@ class StreamLink {
   // returns.
   void Break();
 
+  // Tells clang's analysis that the caller holds the pass's mutex, which it
+  // knows by another name.
+  void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK(state_.mutex) {}
   // The user has something to send or to await.
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) { work_.NotifyAll(); }
   // Whether a stream was opened and has not failed.
   bool IsOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
     return stream_ != nullptr && !broken_;
-  }
-  bool IsWriting() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {
-    return writing_;
   }
   // For cancelling from another thread; null when there is none.
   std::shared_ptr<RawStream> stream() const
