@@ -17,6 +17,15 @@
 
 namespace ballast {
 
+// What becomes of a transfer that was begun and failed: nothing knows what of
+// it is there, so it is not tried again, not even when the disk was only full;
+// another life may.
+inline absl::Status Lost(const absl::Status& status) {
+  return absl::IsResourceExhausted(status)
+             ? absl::UnavailableError(status.message())
+             : status;
+}
+
 // Runs a task that may block, now or later, each once, in order.
 using BlockingExecutor = std::function<void(std::function<void()> task)>;
 

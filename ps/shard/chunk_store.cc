@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "ps/shard/blocking.h"
 
 namespace ballast {
 
@@ -214,7 +215,7 @@ void ChunkStore::OnRead(uint32_t id, const std::shared_ptr<Image>& image,
                                  ", ", chunk->chunk.end, ")"));
   }
   if (!checked.ok()) {
-    options_.fail(checked);
+    options_.fail(Lost(checked));
     return;
   }
   image->ready = true;
@@ -241,7 +242,7 @@ void ChunkStore::Write(ChunkState* chunk, const std::shared_ptr<Image>& image,
                            --in_flight_;
                            image->writing = false;
                            if (!status.ok()) {
-                             options_.fail(status);
+                             options_.fail(Lost(status));
                            }
                          });
                        });

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/rule.h"
 #include "common/status_macros.h"
 
 namespace ballast {
@@ -18,6 +19,10 @@ constexpr uint64_t kReplyBytes = 4 << 20;
 // Waiting on one stream; of their items at most kBulkItemsMax.
 constexpr size_t kRequestsMax = 4096;
 constexpr size_t kAheadItemsMax = 64;
+// Far above the workers and tools of a run.
+constexpr size_t kStreamsMax = 1024;
+// A worker may hear of a timeline or a placement before this server does.
+constexpr absl::Duration kEarlyMax = absl::Seconds(30);
 constexpr absl::Duration kOldReplyMax = absl::Milliseconds(500);
 // A worker that computes while its next unit waits in the socket is not slow.
 constexpr absl::Duration kReplyMax = absl::Seconds(15);
@@ -58,6 +63,11 @@ Field FieldOf(const BulkItem& item, const ChunkState& chunk) {
 }  // namespace
 
 void FetchServer::OnOpen(uint64_t id, std::shared_ptr<BulkStream> stream) {
+  if (streams_.size() >= kStreamsMax) {
+    stream->Finish(absl::UnavailableError(absl::StrCat(
+        "this server has ", kStreamsMax, " streams of fetches already")));
+    return;
+  }
   streams_[id].link = std::move(stream);
 }
 
@@ -86,7 +96,7 @@ void FetchServer::OnMessage(uint64_t id, absl::StatusOr<BulkMessage> message) {
                kBulkItemsMax, ", read the answers first")));
   } else {
     stream.items += message->header().items.size();
-    stream.requests.push_back({message->header(), 0});
+    stream.requests.push_back({message->header(), 0, now_});
   }
   if (stream.errors.size() < kRequestsMax) {
     stream.link->Read();
@@ -148,6 +158,7 @@ void FetchServer::CancelSlow(uint64_t version, absl::Time now) {
 }
 
 void FetchServer::Pump(absl::Time now) {
+  now_ = now;
   for (auto& [id, stream] : streams_) {
     PumpStream(&stream, now);
   }
@@ -175,6 +186,12 @@ void FetchServer::PumpStream(Stream* stream, absl::Time now) {
     stream->finished = true;
     stream->link->Finish(absl::OkStatus());
   }
+}
+
+bool FetchServer::IsEarly(const BulkHeader& header) const {
+  return header.incarnation != 0 &&
+         (header.timeline > view_->timeline ||
+          header.placement_version > view_->placement_version);
 }
 
 absl::Status FetchServer::CheckRequest(const BulkHeader& header) const {
@@ -228,7 +245,8 @@ FetchServer::Answer FetchServer::Resolve(const BulkHeader& header,
     return answer;
   }
   answer.version = chunk->version;
-  if (header.step != kAnyVersion && header.step != chunk->version) {
+  if (BALLAST_RULE(kFetchNamesVersion) && header.step != kAnyVersion &&
+      header.step != chunk->version) {
     if (header.step != chunk->version + 1) {
       answer.status = absl::AbortedError(
           absl::StrCat("fetch of version ", header.step, " of ",
@@ -323,6 +341,9 @@ bool FetchServer::WriteReply(Stream* stream, absl::Time now) {
     return false;
   }
   Request& request = stream->requests.front();
+  if (IsEarly(request.header) && now - request.since < kEarlyMax) {
+    return false;
+  }
   if (const absl::Status status = CheckRequest(request.header); !status.ok()) {
     Fail(stream, status);
     return true;

@@ -51,7 +51,8 @@ class FetchServer final : public BulkStreamHandler {
  private:
   struct Request {
     BulkHeader header;
-    size_t next = 0;  // Items before it are answered.
+    size_t next = 0;   // Items before it are answered.
+    absl::Time since;  // When it came, about.
   };
   struct Stream {
     std::shared_ptr<BulkStream> link;
@@ -81,6 +82,8 @@ class FetchServer final : public BulkStreamHandler {
   void Fail(Stream* stream, const absl::Status& status);
   // `first`: nothing goes before it, so it may take any memory it needs.
   Answer Resolve(const BulkHeader& header, const BulkItem& item, bool first);
+  // It names a timeline or a placement that the coordinator has not told us.
+  bool IsEarly(const BulkHeader& header) const;
   absl::Status CheckRequest(const BulkHeader& header) const;
   absl::Status CheckItem(const BulkItem& item, const ChunkState& chunk) const;
   BulkPayload Alias(const ChunkState& chunk,
@@ -97,6 +100,7 @@ class FetchServer final : public BulkStreamHandler {
   ChunkStore* chunks_ = nullptr;
   std::map<uint64_t, Stream> streams_;
   uint64_t sent_bytes_ = 0;
+  absl::Time now_ = absl::InfinitePast();  // Of the last Pump.
 };
 
 }  // namespace ballast

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/rule.h"
 #include "kernels/update.h"
+#include "ps/shard/blocking.h"
 
 namespace ballast {
 namespace {
@@ -29,7 +31,8 @@ StepGradients::StepGradients(GradientPool* pool,
       self_(std::make_shared<StepGradients*>(this)) {
   chunks_.reserve(shapes.size());
   for (const GradientShape& shape : shapes) {
-    chunks_.push_back({SpanBook(micro_batches, shape.uses), {}, false});
+    const uint32_t trees = BALLAST_RULE(kUsesHaveTrees) ? shape.uses : 1;
+    chunks_.push_back({SpanBook(micro_batches, trees), {}, false});
   }
 }
 
@@ -87,11 +90,17 @@ bool StepGradients::TakeRam(size_t position, bool make_room, ArenaBuffer* ram) {
   }
 }
 
-StepGradients::Taken StepGradients::Offer(size_t position, const SpanKey& key,
+StepGradients::Taken StepGradients::Offer(size_t position,
+                                          const SpanKey& offered,
                                           std::optional<double> loss,
                                           const GradientSource& source) {
   ChunkGradient& chunk = chunks_[position];
+  const SpanKey key =
+      BALLAST_RULE(kUsesHaveTrees) ? offered : SpanKey{0, offered.span};
   if (chunk.complete || chunk.book.IsKnown(key)) {
+    if (!BALLAST_RULE(kCoveredSpanDropped)) {
+      CountTwice(position, key, source);
+    }
     return Taken::kKnown;
   }
   const std::optional<SpanBook::Merge> merge = chunk.book.MergeOf(key);
@@ -113,6 +122,12 @@ StepGradients::Taken StepGradients::Offer(size_t position, const SpanKey& key,
     source.CopyTo(Floats(position, *piece));
   }
   for (const SpanKey& replaced : chunk.book.Insert(key, loss)) {
+    if (!BALLAST_RULE(kContainingSpanReplaces) && !add) {
+      const PiecePointer& inside = chunk.pieces.at(replaced);
+      if (inside->in_memory()) {
+        AccumulateCpu(Floats(position, *inside), Floats(position, *piece));
+      }
+    }
     chunk.pieces.erase(replaced);
   }
   if (add) {
@@ -123,6 +138,18 @@ StepGradients::Taken StepGradients::Offer(size_t position, const SpanKey& key,
     Climb(position, key);
   }
   return Taken::kTaken;
+}
+
+// What a server without the rule would do, for tests that take it away.
+void StepGradients::CountTwice(size_t position, const SpanKey& key,
+                               const GradientSource& source) {
+  for (const auto& [covering, piece] : chunks_[position].pieces) {
+    if (covering.use == key.use && covering.span.Contains(key.span) &&
+        piece->in_memory() && piece->idle()) {
+      source.AddTo(Floats(position, *piece));
+      piece->log.reset();
+    }
+  }
 }
 
 void StepGradients::Join(size_t position, const SpanBook::Merge& merge,
@@ -364,7 +391,7 @@ bool StepGradients::Append(size_t position, const SpanKey& key,
             --(stay ? (*alive)->logging_ : (*alive)->spilling_);
           }
           if (!status.ok() || !where->ok()) {
-            pool->fail(status.ok() ? where->status() : status);
+            pool->fail(status.ok() ? where->status() : Lost(status));
             return;
           }
           piece->log = **where;

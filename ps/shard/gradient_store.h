@@ -87,9 +87,9 @@ class StepGradients {
     kKnown,   // Nothing new: dropped.
     kNoRoom,  // Offer it again after something changed.
   };
-  // `position` is the chunk's place in `shapes`; `key` a node of its tree.
-  Taken Offer(size_t position, const SpanKey& key, std::optional<double> loss,
-              const GradientSource& source);
+  // `position` is the chunk's place in `shapes`; `offered` a node of its tree.
+  Taken Offer(size_t position, const SpanKey& offered,
+              std::optional<double> loss, const GradientSource& source);
 
   // Does what can be done of the additions that wait; true when it did some.
   bool Work();
@@ -161,6 +161,8 @@ class StepGradients {
   }
   // Allocates, giving others to the log when there is no room.
   bool TakeRam(size_t position, bool make_room, ArenaBuffer* ram);
+  void CountTwice(size_t position, const SpanKey& key,
+                  const GradientSource& source);
   // Adds what lies in memory, upwards from `key`; queues what does not.
   void Climb(size_t position, SpanKey key);
   void Join(size_t position, const SpanBook::Merge& merge,

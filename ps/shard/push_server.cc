@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/crash_point.h"
+#include "common/rule.h"
 #include "kernels/update.h"
 
 namespace ballast {
@@ -15,6 +17,8 @@ namespace {
 // that the server never will.
 constexpr absl::Duration kEarlyMax = absl::Seconds(30);
 constexpr size_t kRepliesMax = 4096;
+// Far above the workers of a run: those of lives that nobody has closed yet.
+constexpr size_t kStreamsMax = 1024;
 
 // Slices end anywhere, within a float too, so a sum goes through a buffer that
 // stays in the first-level cache.
@@ -63,14 +67,22 @@ class MessageSource final : public GradientSource {
 }  // namespace
 
 void PushServer::OnOpen(uint64_t id, std::shared_ptr<BulkStream> stream) {
+  if (streams_.size() >= kStreamsMax) {
+    stream->Finish(absl::UnavailableError(absl::StrCat(
+        "this server has ", kStreamsMax, " streams of gradients already")));
+    return;
+  }
   streams_[id].link = std::move(stream);
 }
 
-// Streams beyond the workers that were planned for wait for their credit until
-// another stream ends.
+// More workers than were planned for get less each; what is beyond that waits
+// for its credit until another stream ends.
 void PushServer::Grant(Stream* stream) {
-  const uint64_t credit = view_->plan.credit_bytes;
-  if (granted_ + credit > credit * view_->workers_planned) {
+  const uint64_t all = view_->plan.credit_bytes * view_->workers_planned;
+  const uint64_t sharers =
+      std::max<uint64_t>(view_->workers_planned, view_->workers.size());
+  const uint64_t credit = std::max(all / sharers, largest_);
+  if (granted_ + credit > all) {
     return;
   }
   granted_ += credit;
@@ -143,6 +155,16 @@ void PushServer::OnGone(uint64_t id) {
   }
 }
 
+void PushServer::set_positions(std::vector<int64_t> positions) {
+  positions_ = std::move(positions);
+  largest_ = 0;
+  for (const Chunk& chunk : view_->table->chunks()) {
+    if (positions_[chunk.id] >= 0) {
+      largest_ = std::max(largest_, chunk.elem_count() * sizeof(float));
+    }
+  }
+}
+
 void PushServer::Reset(const absl::Status& why) {
   for (auto& [id, stream] : streams_) {
     stream.messages.clear();
@@ -198,7 +220,7 @@ PushServer::Verdict PushServer::Judge(const BulkHeader& header,
       header.placement_version > view_->placement_version) {
     return Verdict::kEarly;
   }
-  if (header.timeline < view_->timeline) {
+  if (BALLAST_RULE(kOldTimelineRefused) && header.timeline < view_->timeline) {
     *why = absl::AbortedError(absl::StrCat("gradient of timeline ",
                                            header.timeline, "; this is ",
                                            view_->timeline));
@@ -213,7 +235,8 @@ PushServer::Verdict PushServer::Judge(const BulkHeader& header,
   if (header.step <= view_->decided_step) {
     return Verdict::kKnown;  // Repeated after its step was decided.
   }
-  if (!view_->workers.contains(header.incarnation)) {
+  if (BALLAST_RULE(kOldIncarnationRefused) &&
+      !view_->workers.contains(header.incarnation)) {
     if (view_->workers.empty() ||
         header.incarnation > *view_->workers.rbegin()) {
       return Verdict::kEarly;
@@ -295,9 +318,13 @@ bool PushServer::Process(Stream* stream, StepGradients* gradients,
     }
     stream->checked = true;
   }
+  if (stream->next_item == 0) {
+    BALLAST_CRASH_POINT("server.push.before_take");
+  }
   if (!TakeItems(stream, gradients)) {
     return false;
   }
+  BALLAST_CRASH_POINT("server.push.before_ack");
   Acknowledge(stream, /*with_names=*/true);
   return true;
 }

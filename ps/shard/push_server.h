@@ -28,9 +28,7 @@ class PushServer final : public BulkStreamHandler {
  public:
   explicit PushServer(const ShardView* view) : view_(view) {}
   // Chunk id to place in the shapes; -1: not ours. Set when loaded.
-  void set_positions(std::vector<int64_t> positions) {
-    positions_ = std::move(positions);
-  }
+  void set_positions(std::vector<int64_t> positions);
 
   // The step's sums are going: ends every stream.
   void Reset(const absl::Status& why);
@@ -80,6 +78,7 @@ class PushServer final : public BulkStreamHandler {
 
   const ShardView* const view_;
   std::vector<int64_t> positions_;
+  uint64_t largest_ = 0;  // Bytes of the largest gradient of ours.
   std::map<uint64_t, Stream> streams_;
   uint64_t granted_ = 0;
   uint64_t taken_bytes_ = 0;

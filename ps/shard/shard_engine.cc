@@ -67,6 +67,19 @@ void ShardEngine::SessionOver(const absl::Status& why) {
   });
 }
 
+void ShardEngine::Drain(const std::string& reason) {
+  mailbox_->Post([this, reason] {
+    if (draining_since_) {
+      return;
+    }
+    draining_since_ = now_;
+    LogEvent(Severity::kInfo, "draining", {{"why", reason}});
+    v1::ReportRequest request;
+    request.mutable_draining()->set_reason(reason);
+    Report(std::move(request));
+  });
+}
+
 v1::MemberStats ShardEngine::stats() const {
   MutexLock lock(&stats_mutex_);
   return stats_;
@@ -152,6 +165,14 @@ bool ShardEngine::Step() {
 }
 
 bool ShardEngine::Turn() {
+  if (draining_since_ &&
+      now_ - *draining_since_ > options_.job.cluster.drain_timeout) {
+    LogEvent(
+        Severity::kWarn, "left_undrained",
+        {{"after", absl::FormatDuration(options_.job.cluster.drain_timeout)}});
+    leave_ = true;
+    return false;
+  }
   if (directive_is_new_) {
     Obey();
   }

@@ -109,6 +109,9 @@ class ShardEngine {
   // Thread-safe: callbacks of the session.
   void Deliver(const v1::PollReply& reply);
   void SessionOver(const absl::Status& why);
+  // Asks the coordinator to let it go; it leaves when told to, or after
+  // cluster.drain_timeout. Once it has started.
+  void Drain(const std::string& reason);
   v1::MemberStats stats() const;
 
  private:
@@ -212,6 +215,7 @@ class ShardEngine {
   absl::Time disk_full_at_ = absl::InfinitePast();
   bool session_over_ = false;
   bool leave_ = false;
+  std::optional<absl::Time> draining_since_;
 
   std::optional<v1::ServerDirective> directive_;
   bool directive_is_new_ = false;

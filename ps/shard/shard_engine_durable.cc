@@ -201,9 +201,7 @@ void ShardEngine::SyncVote() {
 void ShardEngine::OnVoteSynced(uint64_t round, const VoteMark& mark,
                                const absl::Status& status) {
   if (!status.ok()) {
-    Fail(absl::IsResourceExhausted(status)
-             ? absl::UnavailableError(status.message())
-             : status);
+    Fail(Lost(status));
     return;
   }
   BALLAST_CRASH_POINT("server.vote.synced");

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
+#include "common/crash_point.h"
 #include "common/job_file.h"
 #include "common/log.h"
 #include "common/status_macros.h"
@@ -127,7 +128,7 @@ absl::Status RunShardServer(const ShardServerOptions& options) {
   session.coordinator = options.coordinator;
   session.join = MakeJoin(options, data_dir, endpoint->address());
   engine.FillJoin(&session.join);
-  session.silence_max = options.job.cluster.progress_timeout;
+  session.silence_max = options.job.cluster.give_up_after;
   session.on_directive = [&engine](const v1::PollReply& reply) {
     engine.Deliver(reply);
   };
@@ -135,6 +136,7 @@ absl::Status RunShardServer(const ShardServerOptions& options) {
   session.on_end = [&engine](const absl::Status& why) {
     engine.SessionOver(why);
   };
+  BALLAST_CRASH_POINT("server.join.before");
   BALLAST_ASSIGN_OR_RETURN(const std::unique_ptr<MemberSession> member,
                            MemberSession::Start(std::move(session)));
   LogEvent(Severity::kInfo, "server_joined",
@@ -145,6 +147,12 @@ absl::Status RunShardServer(const ShardServerOptions& options) {
   MemberShardSession shard_session(member.get(), questions.executor());
   absl::Status status = engine.Start(&shard_session);
   if (status.ok()) {
+    if (options.on_admitted) {
+      // A closed mailbox drops the task, so the engine may be gone.
+      options.on_admitted([mailbox, &engine] {
+        mailbox->Post([&engine] { engine.Drain("SIGTERM"); });
+      });
+    }
     status = Serve(&engine, mailbox.get(), member.get());
   } else {
     v1::ReportRequest request;

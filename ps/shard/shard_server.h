@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -19,6 +20,9 @@ struct ShardServerOptions {
   std::string data_dir;     // Made absolute.
   std::string host;         // To listen on.
   uint32_t port = 0;        // 0: chosen by the system.
+  // Given, once admitted, what asks the server to leave in good order; that
+  // may be called from any thread, at any time. Empty: nobody asks.
+  std::function<void(std::function<void()> drain)> on_admitted;
 };
 
 // Serves until the coordinator says to leave. Blocks.
@@ -29,7 +33,7 @@ struct ShardServerOptions {
 //                              port or the data directory is taken or of
 //                              another run, or the coordinator refused.
 //         UNAVAILABLE          the coordinator is silent for
-//                              cluster.progress_timeout.
+//                              cluster.give_up_after.
 //         RESOURCE_EXHAUSTED   the disk is full, or the system has no memory.
 //         DATA_LOSS            the disk lost something.
 absl::Status RunShardServer(const ShardServerOptions& options);

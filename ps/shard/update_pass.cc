@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/crash_point.h"
 #include "kernels/update.h"
 
 namespace ballast {
@@ -134,6 +135,9 @@ bool UpdatePass::Work() {
     return false;
   }
   Apply(&chunk, options_.chunks->Whole(chunk));
+  if (next_ == options_.chunks->chunks().size() / 2) {
+    BALLAST_CRASH_POINT("server.update.middle");
+  }
   gradients_->Forget(next_);
   ++next_;
   return true;
