@@ -152,18 +152,20 @@ absl::Status CoordinatorCore::TakeLoaded(uint32_t slot,
         "version ", loaded.step(), " is loaded, but the step log ends at ",
         committed(), "; the coordinator's state is older than the servers'"));
   }
-  if (phase_ == Phase::kForming || loaded.step() < log_.base().step ||
-      !log_.Bridges(loaded.step(), committed())) {
+  if (phase_ == Phase::kForming || loaded.step() < log_.base().step) {
     return absl::InvalidArgumentError(
         absl::StrCat("version ", loaded.step(), " is loaded; want version ",
                      place.load_step, " after all have joined"));
   }
-  if (!place.version.has_value()) {
-    place.version = loaded.step();
-    place.loaded = loaded.step();
-    if (!durable()) {
-      place.base = loaded.step();
-    }
+  // A late copy of what this life said long ago may come first.
+  if (place.version.value_or(0) > loaded.step() ||
+      !log_.Bridges(loaded.step(), committed())) {
+    return absl::OkStatus();
+  }
+  place.version = loaded.step();
+  place.loaded = loaded.step();
+  if (!durable()) {
+    place.base = loaded.step();
   }
   return absl::OkStatus();
 }

@@ -109,14 +109,9 @@ void CoordinatorCore::RetireServers() {
       continue;
     }
     const auto place = servers_.Find(member.name);
-    if (place.has_value()) {
-      const ServerSlot& slot = servers_.at(*place);
-      const bool behind =
-          slot.incarnation != 0 && slot.version.value_or(0) < committed();
-      if (servers_.Owns(*place) || behind ||
-          !checkpoints_.OwedBy(*place).empty()) {
-        continue;
-      }
+    if (place.has_value() &&
+        (servers_.Owns(*place) || !checkpoints_.OwedBy(*place).empty())) {
+      continue;
     }
     wanted_.Remove(member.name);
     actions_.changes.push_back(PutWanted(wanted_.members()));

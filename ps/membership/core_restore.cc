@@ -311,6 +311,7 @@ void CoordinatorCore::GoOn(const RunState& state, absl::Time now) {
     // Members that are in the middle of a step stay there.
     if (committed() > log_.base().step) {
       VersionStands(/*made_here=*/true, now);
+      PlanMoves();
     } else {
       phase_ = Phase::kLoading;
     }
