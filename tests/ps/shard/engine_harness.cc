@@ -128,7 +128,7 @@ absl::Status EngineHarness::StartLife() {
   options.name = "server-0";
   options.data_dir = options_.dir;
   options.disk = options_.disk;
-  options.clock = MonotonicNow;
+  options.clock = [this] { return MonotonicNow() + clock_ahead; };
   options.blocking = [](std::function<void()> task) { task(); };
   engine_ = std::make_unique<ShardEngine>(options, mailbox_);
   absl::Status status = engine_->Open();
@@ -169,7 +169,9 @@ v1::ServerDirective EngineHarness::MakeDirective() const {
   v1::ServerDirective directive;
   directive.set_timeline(timeline_);
   directive.set_placement_version(kPlacementVersion);
-  directive.add_workers(kFirstWorker);
+  for (int i = 0; i < workers_; ++i) {
+    directive.add_workers(kFirstWorker + static_cast<uint64_t>(i));
+  }
   uint64_t after = version_.value_or(0);
   if (!version_) {
     directive.set_task(v1::SERVER_LOAD);
@@ -201,8 +203,10 @@ void EngineHarness::Deliver(const v1::ServerDirective& directive) {
 void EngineHarness::Direct() { Deliver(MakeDirective()); }
 
 void EngineHarness::Hear(const v1::ReportRequest& report) {
+  if (report.timeline() != timeline_) {
+    return;  // As a real coordinator.
+  }
   reports_.push_back(report);
-  EXPECT_EQ(report.timeline(), timeline_);
   if (report.has_loaded()) {
     version_ = report.loaded().step();
     ever_loaded_ = true;
@@ -286,6 +290,7 @@ bool EngineHarness::Push(uint64_t step) {
         header.items = {item};
         // One at a time: a worker with little credit.
         if (!RunUntil([&] { return stream->hellos > 0; })) {
+          stream->Cancel();
           return false;
         }
         auto message =
@@ -299,6 +304,7 @@ bool EngineHarness::Push(uint64_t step) {
         if (!RunUntil([&] {
               return stream->acks >= sent || !stream->errors.empty();
             })) {
+          stream->Cancel();
           return false;
         }
         EXPECT_TRUE(stream->errors.empty()) << stream->errors.front();
@@ -360,6 +366,28 @@ bool EngineHarness::TrainThrough(uint64_t step) {
 void EngineHarness::Branch(uint64_t step) {
   ++timeline_;
   decisions_.resize(step);
+  version_.reset();
+  join_.Clear();
+}
+
+int EngineHarness::StreamsWithCredit(int count) {
+  workers_ = count;
+  Direct();
+  std::vector<std::shared_ptr<Stream>> streams;
+  for (int i = 0; i < count; ++i) {
+    const uint64_t id = next_stream_++;
+    streams.push_back(std::make_shared<Stream>(mailbox_, engine_->push(), id));
+    mailbox_->Post([this, id, stream = streams.back()] {
+      engine_->push()->OnOpen(id, stream);
+    });
+  }
+  const auto with_credit = [&] {
+    return static_cast<int>(
+        std::count_if(streams.begin(), streams.end(),
+                      [](const auto& s) { return s->hellos > 0; }));
+  };
+  RunUntil([&] { return with_credit() == count; }, absl::Milliseconds(200));
+  return with_credit();
 }
 
 std::optional<v1::Confirm> EngineHarness::confirm(uint64_t step) const {

@@ -56,6 +56,7 @@ class EngineHarness {
   // ran out of engine steps, or the engine is over.
   bool TrainThrough(uint64_t step);
   uint64_t steps_left = UINT64_MAX;
+  absl::Duration clock_ahead;  // Of the engine's clock.
 
   // Pieces of it, for tests that stop in between. All false as above.
   bool WaitLoaded();
@@ -67,7 +68,8 @@ class EngineHarness {
   bool RunUntil(const std::function<bool()>& done,
                 absl::Duration patience = absl::Seconds(20));
 
-  // A new history from `step` on: what was decided later is forgotten.
+  // A new history from `step` on: what was decided later is forgotten. A life
+  // that goes on is told to load when Direct is called.
   void Branch(uint64_t step);
   // The skip of the step's decision.
   void SkipStep(uint64_t step) { skipped_.insert(step); }
@@ -84,6 +86,8 @@ class EngineHarness {
     return votes_.at({timeline_, step});
   }
   const std::vector<v1::ReportRequest>& reports() const { return reports_; }
+  // Streams of `count` workers, of which the server knows; how many got credit.
+  int StreamsWithCredit(int count);
   std::optional<v1::Confirm> confirm(uint64_t step) const;
   // Digests of the newest version, in order of chunks.
   std::string StateOf(uint64_t version);
@@ -110,6 +114,7 @@ class EngineHarness {
   std::map<std::pair<uint64_t, uint64_t>, std::string> votes_;
   std::set<uint64_t> skipped_;
   std::set<uint64_t> checkpointed_;
+  int workers_ = 1;
   bool ever_loaded_ = false;
 
   std::shared_ptr<Mailbox> mailbox_;
