@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <random>
@@ -48,16 +49,25 @@ uint64_t FreshLifeId() {
   return (uint64_t{device()} << 32) | device();
 }
 
-// Ways to one coordinator: a report must not wait behind a poll.
+// A report must not wait behind a poll.
+enum Lane : size_t { kPolls, kReports, kLanes };
+
 struct Link {
   explicit Link(const std::string& to)
       : address(to),
-        poll(v1::Coordinator::NewStub(MakeChannel(to))),
-        report(v1::Coordinator::NewStub(MakeChannel(to))) {}
+        channel(MakeChannel(to)),
+        stub(v1::Coordinator::NewStub(channel)) {}
+
+  // A channel that could not connect fails every call at once, and goes on
+  // connecting only while some call waits on it.
+  bool HasFailed() const {
+    return channel->GetState(/*try_to_connect=*/false) ==
+           GRPC_CHANNEL_TRANSIENT_FAILURE;
+  }
 
   const std::string address;
-  const std::unique_ptr<v1::Coordinator::Stub> poll;
-  const std::unique_ptr<v1::Coordinator::Stub> report;
+  const std::shared_ptr<grpc::Channel> channel;
+  const std::unique_ptr<v1::Coordinator::Stub> stub;
 };
 
 class MemberSessionImpl final : public MemberSession {
@@ -89,9 +99,9 @@ class MemberSessionImpl final : public MemberSession {
   // One call that Stop() can cancel, to whom `addresses_` names; a failure
   // moves that on.
   template <typename Request, typename Reply>
-  absl::Status Call(const std::unique_ptr<Stub> Link::*stub,
-                    Method<Request, Reply> method, const Request& request,
-                    Reply* reply, absl::Duration timeout);
+  absl::Status Call(Lane lane, Method<Request, Reply> method,
+                    const Request& request, Reply* reply,
+                    absl::Duration timeout);
   // Repeats `call` until it ends otherwise than by silence, for silence_max.
   absl::Status CallUntilAnswered(absl::string_view what,
                                  const std::function<absl::Status()>& call);
@@ -119,7 +129,8 @@ class MemberSessionImpl final : public MemberSession {
   CondVar changed_;
   CoordinatorAddresses addresses_ ABSL_GUARDED_BY(mutex_);
   // By address. shared: a call in flight holds its own.
-  std::map<std::string, std::shared_ptr<Link>> links_ ABSL_GUARDED_BY(mutex_);
+  std::array<std::map<std::string, std::shared_ptr<Link>>, kLanes> links_
+      ABSL_GUARDED_BY(mutex_);
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   std::set<grpc::ClientContext*> calls_ ABSL_GUARDED_BY(mutex_);
@@ -132,8 +143,7 @@ class MemberSessionImpl final : public MemberSession {
 };
 
 template <typename Request, typename Reply>
-absl::Status MemberSessionImpl::Call(const std::unique_ptr<Stub> Link::*stub,
-                                     Method<Request, Reply> method,
+absl::Status MemberSessionImpl::Call(Lane lane, Method<Request, Reply> method,
                                      const Request& request, Reply* reply,
                                      absl::Duration timeout) {
   grpc::ClientContext context;
@@ -144,22 +154,22 @@ absl::Status MemberSessionImpl::Call(const std::unique_ptr<Stub> Link::*stub,
     if (over_) {
       return absl::CancelledError("the session is over");
     }
-    std::shared_ptr<Link>& known = links_[addresses_.current()];
-    if (known == nullptr) {
+    std::shared_ptr<Link>& known = links_[lane][addresses_.current()];
+    if (known == nullptr || known->HasFailed()) {
       known = std::make_shared<Link>(addresses_.current());
     }
     link = known;
     calls_.insert(&context);
   }
-  absl::Status status = FromGrpcStatus(
-      ((link.get()->*stub).get()->*method)(&context, request, reply));
+  absl::Status status =
+      FromGrpcStatus((link->stub.get()->*method)(&context, request, reply));
   MutexLock lock(&mutex_);
   calls_.erase(&context);
   if (absl::IsDeadlineExceeded(status)) {
     // The connection may be a hole; the next call makes its own.
-    if (const auto known = links_.find(link->address);
-        known != links_.end() && known->second == link) {
-      links_.erase(known);
+    if (const auto known = links_[lane].find(link->address);
+        known != links_[lane].end() && known->second == link) {
+      links_[lane].erase(known);
     }
   }
   if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) {
@@ -210,7 +220,7 @@ absl::Status MemberSessionImpl::Silent(absl::string_view what,
 absl::Status MemberSessionImpl::Join() {
   options_.join.set_life_id(FreshLifeId());
   BALLAST_RETURN_IF_ERROR(CallUntilAnswered("the join", [this] {
-    return Call(&Link::report, &Stub::Join, options_.join, &admission_,
+    return Call(kReports, &Stub::Join, options_.join, &admission_,
                 kCallTimeout);
   }));
   if (admission_.life_id() != options_.join.life_id()) {
@@ -233,7 +243,7 @@ void MemberSessionImpl::PollLoop() {
       request.set_seen_number(seen);
       request.set_wait_ms(absl::ToInt64Milliseconds(wait));
       FillStats(request.mutable_stats());
-      return Call(&Link::poll, &Stub::Poll, request, &reply, timeout);
+      return Call(kPolls, &Stub::Poll, request, &reply, timeout);
     });
     if (!status.ok()) {
       End(status);
@@ -263,7 +273,7 @@ void MemberSessionImpl::ReportLoop() {
     const absl::Status status = CallUntilAnswered("a report", [&] {
       FillStats(request.mutable_stats());
       v1::ReportReply reply;
-      return Call(&Link::report, &Stub::Report, request, &reply, kCallTimeout);
+      return Call(kReports, &Stub::Report, request, &reply, kCallTimeout);
     });
     if (!status.ok()) {
       End(status);
@@ -328,7 +338,7 @@ absl::Status MemberSessionImpl::Report(v1::ReportRequest request,
 absl::StatusOr<v1::Placement> MemberSessionImpl::GetPlacement() {
   v1::Placement placement;
   BALLAST_RETURN_IF_ERROR(CallUntilAnswered("a placement request", [&] {
-    return Call(&Link::report, &Stub::GetPlacement, v1::GetPlacementRequest(),
+    return Call(kReports, &Stub::GetPlacement, v1::GetPlacementRequest(),
                 &placement, kCallTimeout);
   }));
   return placement;
@@ -337,7 +347,7 @@ absl::StatusOr<v1::Placement> MemberSessionImpl::GetPlacement() {
 absl::StatusOr<v1::Placement> MemberSessionImpl::TryPlacement(
     absl::Duration timeout) {
   v1::Placement placement;
-  BALLAST_RETURN_IF_ERROR(Call(&Link::report, &Stub::GetPlacement,
+  BALLAST_RETURN_IF_ERROR(Call(kReports, &Stub::GetPlacement,
                                v1::GetPlacementRequest(), &placement, timeout));
   return placement;
 }

@@ -18,6 +18,7 @@ constexpr absl::Duration kStreamMax = absl::Hours(6);
 StreamLink::StreamLink(const std::string& server, const std::string& address,
                        const char* method, PassState* state, StreamUser* user)
     : server_(server),
+      address_(address),
       // A connection of its own: a gradient must not wait behind weights.
       channel_(MakeChannel(address)),
       method_(method),
@@ -38,6 +39,11 @@ StreamLink::~StreamLink() {
 }
 
 void StreamLink::Open() {
+  // A channel that could not connect fails what follows without trying.
+  if (channel_->GetState(/*try_to_connect=*/false) ==
+      GRPC_CHANNEL_TRANSIENT_FAILURE) {
+    channel_ = MakeChannel(address_);
+  }
   std::shared_ptr<RawStream> stream =
       RawStream::Open(channel_, method_, kStreamMax);
   MutexLock lock(&state_.mutex);

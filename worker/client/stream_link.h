@@ -68,7 +68,8 @@ class StreamLink {
   void RunReader();
 
   const std::string server_;
-  const std::shared_ptr<grpc::Channel> channel_;
+  const std::string address_;
+  std::shared_ptr<grpc::Channel> channel_;  // Of the thread that calls Open.
   const char* const method_;
   PassState& state_;
   StreamUser& user_;
