@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "common/round_up.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention_simd.cc"
 #include "hwy/foreach_target.h"
@@ -24,10 +26,6 @@ constexpr uint64_t kBlock = 64;
 constexpr uint64_t kScores = kBlock * kBlock;
 // Head sizes are padded to whole vectors of any target (16 floats at most).
 constexpr uint64_t kPad = 16;
-
-uint64_t RoundUp(uint64_t value, uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 // Where one query head and its key head lie.
 struct Head {

@@ -10,16 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
+#include "common/round_up.h"
 #include "common/units.h"
 
 namespace ballast {
-namespace {
-
-uint64_t RoundUp(uint64_t bytes, uint64_t alignment) {
-  return (bytes + alignment - 1) / alignment * alignment;
-}
-
-}  // namespace
 
 ArenaBuffer& ArenaBuffer::operator=(ArenaBuffer&& other) noexcept {
   if (this != &other) {

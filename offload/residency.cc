@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/round_up.h"
 #include "common/units.h"
 
 namespace ballast {
@@ -24,10 +25,6 @@ constexpr uint64_t kTableBytesPerChunk = 512;
 // More records than this in flight at once gain nothing: one is read, one
 // updated, one written, one waits to be fetched.
 constexpr uint64_t kWindowRecords = 4;
-
-uint64_t RoundUp(uint64_t bytes, uint64_t to) {
-  return (bytes + to - 1) / to * to;
-}
 
 struct Totals {
   uint64_t record_max = 0;

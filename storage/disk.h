@@ -107,7 +107,9 @@ class Disk {
  public:
   virtual ~Disk() = default;
 
-  // For reading and writing past the page cache where that is possible.
+  // For reading and writing past the page cache where that is possible, by one
+  // process at a time: waits, some seconds at most, for transfers that a killed
+  // one has left in flight. Errors: FAILED_PRECONDITION  they do not end.
   virtual absl::StatusOr<std::unique_ptr<DiskFile>> OpenDirect(
       const std::string& path, bool create) = 0;
   // Read-only, through the page cache: no alignment is asked for.

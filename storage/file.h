@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "common/round_up.h"
 
 namespace ballast {
 
@@ -99,9 +100,5 @@ absl::Status MakeDirectories(const std::string& path);
 absl::Status SyncDirectory(const std::string& path);
 // The folder part; "." when there is none.
 std::string ParentDirectory(const std::string& path);
-
-constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 }  // namespace ballast

@@ -12,6 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/status_macros.h"
 #include "storage/disk.h"
 #include "storage/file.h"
@@ -36,11 +38,35 @@ absl::StatusOr<std::unique_ptr<DiskFile>> Owned(
       std::make_unique<PosixFile>(*std::move(file)));
 }
 
+// Transfers of a killed process end some time after it, and after its lock on
+// the directory is gone. They hold the file open, and with it this lock: once
+// it is ours, nothing of theirs can land on what we write.
+constexpr absl::Duration kFormerOwnerWait = absl::Seconds(10);
+
+absl::Status OutwaitFormerOwner(const StorageFile& file) {
+  const absl::Time give_up = absl::Now() + kFormerOwnerWait;
+  while (flock(file.fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) {
+      return absl::OkStatus();  // A file system without such locks.
+    }
+    if (absl::Now() > give_up) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          file.path, " is still being written for another process after ",
+          absl::FormatDuration(kFormerOwnerWait), "; stop it, then try again"));
+    }
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return absl::OkStatus();
+}
+
 class PosixDiskImpl final : public Disk {
  public:
   absl::StatusOr<std::unique_ptr<DiskFile>> OpenDirect(const std::string& path,
                                                        bool create) override {
-    return Owned(ballast::OpenDirect(path, create));
+    BALLAST_ASSIGN_OR_RETURN(StorageFile file,
+                             ballast::OpenDirect(path, create));
+    BALLAST_RETURN_IF_ERROR(OutwaitFormerOwner(file));
+    return Owned(std::move(file));
   }
   absl::StatusOr<std::unique_ptr<DiskFile>> OpenForRead(
       const std::string& path) override {

@@ -19,7 +19,8 @@
 #include "common/log.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
-#include "storage/file.h"
+#include "storage/disk.h"
+#include "storage/embedded_store.h"
 #include "storage/watch_hub.h"
 
 namespace ballast {
@@ -67,7 +68,7 @@ class SilentLogger final : public rocksdb::Logger {
 // space is unknown; the store below opens it anew instead.
 class UnknownSpaceEnv final : public rocksdb::EnvWrapper {
  public:
-  UnknownSpaceEnv() : rocksdb::EnvWrapper(rocksdb::Env::Default()) {}
+  explicit UnknownSpaceEnv(rocksdb::Env* env) : rocksdb::EnvWrapper(env) {}
   const char* Name() const override { return "UnknownSpaceEnv"; }
   rocksdb::Status GetFreeSpace(const std::string& /*path*/,
                                uint64_t* /*bytes*/) override {
@@ -80,10 +81,11 @@ class UnknownSpaceEnv final : public rocksdb::EnvWrapper {
 // open without everything behind it, which then shows here.
 class Witness {
  public:
-  explicit Witness(const std::string& dir) : path_(dir + "/WITNESS") {}
+  Witness(Disk* disk, const std::string& dir)
+      : disk_(disk), path_(dir + "/WITNESS") {}
 
   absl::Status Check(uint64_t sequence) const {
-    const absl::StatusOr<std::string> text = ReadFile(path_, 4096);
+    const absl::StatusOr<std::string> text = disk_->ReadFile(path_, 4096);
     if (absl::IsNotFound(text.status())) {
       return absl::OkStatus();  // The first open was cut short.
     }
@@ -102,7 +104,7 @@ class Witness {
   }
 
   absl::Status Record(uint64_t sequence) const {
-    return WriteFileAtomically(path_, Line(sequence));
+    return disk_->ReplaceFile(path_, Line(sequence));
   }
 
  private:
@@ -110,6 +112,7 @@ class Witness {
     const std::string number = absl::StrCat(sequence);
     return absl::StrCat(number, " ", HashHex(HashBytes(number)), "\n");
   }
+  Disk* const disk_;
   const std::string path_;
 };
 
@@ -121,10 +124,11 @@ rocksdb::Options StoreOptions(const EmbeddedStoreOptions& wanted,
   options.create_if_missing = wanted.create;
   options.paranoid_checks = true;
   options.paranoid_file_checks = true;
-  // A torn tail is a crash in a write that nobody was told of; a bad record in
-  // front of good ones is damage and must not pass for the end.
-  options.wal_recovery_mode =
-      rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+  // The sectors of a batch that was cut short reach the disk in any order, so
+  // its bad record may stand in front of a good one; nothing of it was told to
+  // anyone. Where damage ends the log early instead, WITNESS shows it, or who
+  // asks for what is missing.
+  options.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
   options.compression = rocksdb::kNoCompression;
   options.write_buffer_size = memory / 4;
   options.max_write_buffer_number = 2;
@@ -149,18 +153,18 @@ rocksdb::Options StoreOptions(const EmbeddedStoreOptions& wanted,
 
 // A store without CURRENT is new, somebody else's folder, or damaged: RocksDB
 // itself would take all three for new.
-absl::Status CheckFolder(const std::string& dir, bool create) {
-  std::error_code error;
-  if (std::filesystem::exists(dir + "/CURRENT", error)) {
+absl::Status CheckFolder(Disk* disk, const std::string& dir, bool create) {
+  if (disk->Exists(dir + "/CURRENT")) {
     return absl::OkStatus();
   }
   if (!create) {
     return absl::DataLossError(
         absl::StrCat(dir, " has lost its file CURRENT; want a store"));
   }
-  BALLAST_RETURN_IF_ERROR(MakeDirectories(dir));
-  for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
-    const std::string name = entry.path().filename().string();
+  BALLAST_RETURN_IF_ERROR(disk->MakeDirectories(dir));
+  BALLAST_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                           disk->List(dir));
+  for (const std::string& name : names) {
     if (name == "WITNESS" || absl::EndsWith(name, ".sst") ||
         absl::EndsWith(name, ".log")) {
       return absl::DataLossError(
@@ -175,8 +179,7 @@ absl::Status CheckFolder(const std::string& dir, bool create) {
                        name, "'); name an empty or a new folder"));
     }
   }
-  return error ? ErrnoError(error.value(), absl::StrCat("cannot list ", dir))
-               : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 // Besides its memtables, which go to tables, this many bytes must be free
@@ -185,8 +188,12 @@ constexpr uint64_t kReopenBytes = 512 << 10;
 
 class EmbeddedStateStore final : public SharedStateStore {
  public:
-  EmbeddedStateStore(std::string dir, const EmbeddedStoreOptions& options)
-      : dir_(std::move(dir)), witness_(dir_), options_(options) {}
+  EmbeddedStateStore(Disk* disk, rocksdb::Env* env, std::string dir,
+                     const EmbeddedStoreOptions& options)
+      : dir_(std::move(dir)),
+        witness_(disk, dir_),
+        env_(env),
+        options_(options) {}
 
   ~EmbeddedStateStore() override {
     MutexLock lock(&mutex_);
@@ -408,12 +415,19 @@ class EmbeddedStateStore final : public SharedStateStore {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SharedStateStore>> OpenEmbeddedStateStore(
-    const std::string& dir, const EmbeddedStoreOptions& options) {
-  BALLAST_RETURN_IF_ERROR(CheckFolder(dir, options.create));
-  auto store = std::make_unique<EmbeddedStateStore>(dir, options);
+absl::StatusOr<std::unique_ptr<SharedStateStore>> OpenEmbeddedStateStoreOn(
+    Disk* disk, rocksdb::Env* env, const std::string& dir,
+    const EmbeddedStoreOptions& options) {
+  BALLAST_RETURN_IF_ERROR(CheckFolder(disk, dir, options.create));
+  auto store = std::make_unique<EmbeddedStateStore>(disk, env, dir, options);
   BALLAST_RETURN_IF_ERROR(store->Open());
   return std::unique_ptr<SharedStateStore>(std::move(store));
+}
+
+absl::StatusOr<std::unique_ptr<SharedStateStore>> OpenEmbeddedStateStore(
+    const std::string& dir, const EmbeddedStoreOptions& options) {
+  return OpenEmbeddedStateStoreOn(PosixDisk(), rocksdb::Env::Default(), dir,
+                                  options);
 }
 
 }  // namespace ballast

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <latch>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -156,6 +158,27 @@ TEST_P(IoQueueTest, ASyncCompletesAndAFailedOneIsLossNamingTheFile) {
   EXPECT_TRUE(Says(sync(pipe.get()), absl::StatusCode::kDataLoss,
                    "cannot sync " + dir_.path("pipe")));
   EXPECT_TRUE(Says(pipe->Sync(), absl::StatusCode::kDataLoss, "cannot sync"));
+}
+
+// The kernel ends the transfers of a killed process after its locks are gone;
+// here a descriptor plays the part of such a transfer.
+TEST(PosixDiskTest, AFileIsOpenedOnlyWhenNobodyElseCanStillWriteIt) {
+  const testing::TempDir dir;
+  const std::string path = dir.path("slab");
+  std::optional<UniqueFd> former(
+      UniqueFd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)));
+  ASSERT_EQ(flock(former->get(), LOCK_EX), 0);
+  std::atomic<bool> opened = false;
+  std::thread opener([&] {
+    EXPECT_EQ(PosixDisk()->OpenDirect(path, /*create=*/false).status(),
+              absl::OkStatus());
+    opened = true;
+  });
+  // It cannot be: the lock is held.
+  EXPECT_FALSE(opened);
+  former.reset();
+  opener.join();
+  EXPECT_TRUE(opened);
 }
 
 TEST_P(IoQueueTest, EndsOnlyAfterEveryCompletionRan) {

@@ -53,7 +53,7 @@ class SimFile final : public DiskFile {
 
 // Thread-safe (RocksDB has threads of its own), and deterministic when one
 // thread uses it. Outlives everything that was opened.
-class SimDisk final : public Disk {
+class SimDisk : public Disk {
  public:
   explicit SimDisk(uint64_t seed);
   ~SimDisk() override;
