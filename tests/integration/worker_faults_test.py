@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Workers and servers that die, stop, leave and come during a run cost time and
-change no bit."""
+"""Processes that die, stop, leave and come during a run cost time and change no
+bit."""
 
 import os
 import signal
@@ -106,6 +106,41 @@ class WorkerFaultsTest(cluster.ClusterTest):
                 pass  # A supervisor has replaced it.
         summary = self.ended_well(running)
         self.assert_recovered(summary, ["worker-0"])
+
+    def test_a_stopped_server_comes_back_with_what_it_holds(self):
+        running = self.start(**self.settings())
+        pid = self.strike(self.await_step(5), "server-0", signal.SIGSTOP)
+        try:
+            self.await_true(
+                lambda: any(fault["member"] == "server-0" for fault in
+                            (self.status() or {}).get("faults", [])),
+                "the stopped server is noticed", 10)
+        finally:
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                pass  # A supervisor has replaced it.
+        summary = self.ended_well(running)
+        self.assert_recovered(summary, ["server-0"], bound=10)
+
+    def test_a_killed_coordinator(self):
+        running = self.start(**self.settings())
+        for step in (4, 14, 24):
+            self.await_step(step)
+            pids = [pid for pid in cluster.processes_of(self.path("run"))
+                    if self.is_coordinator(pid)]
+            self.assertEqual(len(pids), 1)
+            os.kill(pids[0], signal.SIGKILL)
+        summary = self.ended_well(running)
+        self.assert_recovered(summary, ["coordinator"])
+
+    @staticmethod
+    def is_coordinator(pid):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                return b"ballast-coordinator" in file.read().split(b"\0")[0]
+        except OSError:
+            return False
 
     def test_a_worker_that_is_asked_to_leave_finishes_first(self):
         running = self.start(**self.settings(run__steps=STEPS))
