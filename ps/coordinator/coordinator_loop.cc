@@ -113,6 +113,12 @@ CoordinatorLoop::~CoordinatorLoop() {
   prober_.reset();  // Before what its answers touch.
 }
 
+void CoordinatorLoop::Restore(const std::vector<StepMetrics>& earlier) {
+  for (const StepMetrics& line : earlier) {
+    summary_.AddEarlier(line);
+  }
+}
+
 void CoordinatorLoop::Start() {
   thread_ = std::thread([this] { Run(); });
 }

@@ -50,6 +50,9 @@ class CoordinatorLoop {
   // Ends the loop at once, as a crash would; WaitEnded first for a clean end.
   ~CoordinatorLoop();
 
+  // Steps that an earlier life of the coordinator has written, for the
+  // summary. Before Start.
+  void Restore(const std::vector<StepMetrics>& earlier);
   void Start();
 
   // The calls of proto/ballast.proto. Besides their errors: UNAVAILABLE  the

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -32,6 +33,8 @@ constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitConfig = 78;
 constexpr absl::Duration kListenPatience = absl::Seconds(10);
+// Beyond the lease, in which members are told of an end at once.
+constexpr absl::Duration kAbortPatience = absl::Seconds(5);
 constexpr absl::Duration kListenRetry = absl::Milliseconds(50);
 
 struct Arguments {
@@ -84,11 +87,13 @@ void Stop(const std::string& reason, bool abort, CoordinatorLoop* loop) {
 }
 
 // Waits for the end; a first signal, or the end of the supervisor, stops the
-// run with a checkpoint, a second signal at once.
-void WaitForEnd(const sigset_t& signals, int supervisor_fd,
-                CoordinatorLoop* loop) {
+// run with a checkpoint, a second signal at once. False: even so it has not
+// ended, since a store or a disk holds it up.
+bool WaitForEnd(const sigset_t& signals, int supervisor_fd,
+                absl::Duration patience, CoordinatorLoop* loop) {
   int signals_taken = 0;
   bool alone = false;
+  absl::Time give_up = absl::InfiniteFuture();
   const timespec no_wait = {0, 0};
   while (!loop->WaitEnded(absl::Milliseconds(100))) {
     if (!alone && IsAlone(supervisor_fd)) {
@@ -97,9 +102,15 @@ void WaitForEnd(const sigset_t& signals, int supervisor_fd,
     }
     const int taken = sigtimedwait(&signals, nullptr, &no_wait);
     if (taken > 0) {
-      Stop(absl::StrCat("signal ", taken), ++signals_taken > 1, loop);
+      const bool abort = ++signals_taken > 1;
+      Stop(absl::StrCat("signal ", taken), abort, loop);
+      give_up = abort ? std::min(give_up, MonotonicNow() + patience) : give_up;
+    }
+    if (MonotonicNow() >= give_up) {
+      return false;
     }
   }
+  return true;
 }
 
 // Listens. A coordinator that was started again needs its old port, which a
@@ -171,10 +182,12 @@ std::optional<int> Coordinator::Lead(Accession accession) {
   }
   if (run->core == nullptr) {
     std::fprintf(stderr, "ballast-coordinator: %s\n", run->ended.c_str());
+    run->folder->RemoveAddress();  // A killed coordinator left it.
     return Tell() ? 0 : kExitFailed;
   }
   CoordinatorLoop loop(file_.job, std::move(run->core), leadership,
                        run->folder.get(), MonotonicNow);
+  loop.Restore(run->earlier);
   loop.Start();
   service_.Serve(&loop);
   // However this returns, nobody may be let into a loop that is gone.
@@ -197,7 +210,11 @@ std::optional<int> Coordinator::Lead(Accession accession) {
         absl::StrCat("cannot write the address to descriptor ",
                      arguments_.announce_fd, " (--announce-fd)")));
   }
-  WaitForEnd(signals_, arguments_.supervisor_fd, &loop);
+  const absl::Duration patience = file_.job.cluster.lease + kAbortPatience;
+  if (!WaitForEnd(signals_, arguments_.supervisor_fd, patience, &loop)) {
+    return Complain(absl::CancelledError(
+        "ended at once, on request; the run can be resumed"));
+  }
   const absl::Status outcome = loop.outcome();
   if (shared() && absl::IsAborted(outcome)) {
     LogEvent(Severity::kWarn, "superseded",

@@ -231,6 +231,29 @@ absl::Status RunFolder::RollBack(uint64_t step) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<StepMetrics>> RunFolder::ReadMeasured() const {
+  std::map<uint64_t, std::string> lines;
+  BALLAST_ASSIGN_OR_RETURN(lines, ReadLines(metrics_.file.path, UINT64_MAX));
+  std::vector<StepMetrics> measured;
+  for (const auto& [step, line] : lines) {
+    const Json parsed = Json::parse(line);  // ReadLines has parsed it.
+    const auto number = [&parsed](const char* key) {
+      const auto place = parsed.find(key);
+      return place != parsed.end() && place->is_number() ? place->get<double>()
+                                                         : 0.0;
+    };
+    if (number("step_s") > 0.0) {
+      StepMetrics& metrics = measured.emplace_back();
+      metrics.decision.set_step(step);
+      metrics.decision.set_tokens(static_cast<uint64_t>(number("tokens")));
+      metrics.step_seconds = number("step_s");
+      metrics.log_seconds = number("log_s");
+      metrics.log_bytes = static_cast<uint64_t>(number("log_bytes"));
+    }
+  }
+  return measured;
+}
+
 absl::Status RunFolder::AppendMetrics(const std::vector<StepMetrics>& lines) {
   std::string text;
   uint64_t last = metrics_.last;

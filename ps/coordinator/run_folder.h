@@ -55,6 +55,10 @@ class RunFolder {
   // The history went back to `step`: takes out the lines after it.
   absl::Status RollBack(uint64_t step);
 
+  // What the lines of steps that were measured say of tokens, seconds and the
+  // log; for a summary of the whole run.
+  absl::StatusOr<std::vector<StepMetrics>> ReadMeasured() const;
+
   // Appends lines of steps that have none yet. On an error nothing has been
   // appended.
   absl::Status AppendMetrics(const std::vector<StepMetrics>& lines);

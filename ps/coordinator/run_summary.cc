@@ -63,6 +63,15 @@ Value FaultsOf(const v1::StatusReply& status) {
 
 }  // namespace
 
+void RunSummary::AddEarlier(const StepMetrics& line) {
+  tokens_ += line.decision.tokens();
+  seconds_ += line.step_seconds;
+  earlier_seconds_ += line.step_seconds;
+  ++measured_steps_;
+  log_bytes_ += line.log_bytes;
+  log_seconds_ += line.log_seconds;
+}
+
 void RunSummary::Add(const StepMetrics& line, uint64_t own_faults) {
   tokens_ += line.decision.tokens();
   if (line.whole) {
@@ -95,7 +104,7 @@ std::string RunSummary::Json(const CoordinatorCore& core,
   summary["final_validation_loss"] = core.last_evaluation().has_value()
                                          ? Value(core.last_evaluation()->loss)
                                          : Value();
-  summary["seconds"] = status.elapsed_seconds();
+  summary["seconds"] = earlier_seconds_ + status.elapsed_seconds();
   summary["tokens_per_s"] =
       seconds_ > 0.0 ? Value(static_cast<double>(tokens_) / seconds_) : Value();
   summary["skipped_steps"] = status.skipped_steps();

@@ -23,6 +23,9 @@ class RunSummary {
   // faults so far.
   void Add(const StepMetrics& line, uint64_t own_faults);
 
+  // The same of a step that an earlier life of the coordinator has written.
+  void AddEarlier(const StepMetrics& line);
+
   // The summary of a run that is over. Budgets and peaks are of one process,
   // the largest; bytes of state and weights are totals. What is not known is
   // null.
@@ -41,6 +44,7 @@ class RunSummary {
   uint64_t pushed_bytes_ = 0;  // In whole_steps_.
   uint64_t whole_steps_ = 0;   // Whose every worker has reported.
   double seconds_ = 0.0;
+  double earlier_seconds_ = 0.0;
   uint64_t measured_steps_ = 0;
   uint64_t log_bytes_ = 0;
   double log_seconds_ = 0.0;

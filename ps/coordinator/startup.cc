@@ -163,6 +163,9 @@ absl::StatusOr<OpenedRun> OpenRun(const JobFile& file,
                                                    std::move(checkpoint), now));
   BALLAST_RETURN_IF_ERROR(run.folder->Reconcile(state, run.core->committed()));
   BALLAST_RETURN_IF_ERROR(run.folder->WriteConfig(config));
+  if (flags.continue_run) {
+    BALLAST_ASSIGN_OR_RETURN(run.earlier, run.folder->ReadMeasured());
+  }
   return run;
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/job_file.h"
@@ -32,7 +33,8 @@ struct OpenedRun {
   std::unique_ptr<RunFolder> folder;
   // Null when there is nothing to go on with: the run has ended.
   std::unique_ptr<CoordinatorCore> core;
-  std::string ended;  // Says so, then.
+  std::string ended;                 // Says so, then.
+  std::vector<StepMetrics> earlier;  // Of a continued run; see ReadMeasured.
 };
 
 // The store of the run: embedded in <run.dir>/coordinator, or the one that

@@ -340,6 +340,46 @@ TEST_F(CoordinatorTest, OneCoordinatorPerRunFolder) {
             absl::StatusCode::kFailedPrecondition);
 }
 
+TEST_F(CoordinatorTest, MembersStayInWhenACoordinatorGoesOnWithTheRun) {
+  const ChunkTable table =
+      *ChunkTable::Build(testing::SmallLayout(), job_.server.chunk_elems);
+  auto first = std::make_unique<RunningCoordinator>(job_, CoordinatorFlags());
+  FakeMember server(first.get(), job_, v1::ROLE_SERVER);
+  FakeMember worker(first.get(), job_, v1::ROLE_WORKER);
+  ASSERT_TRUE(server.Join().ok());
+  ASSERT_TRUE(worker.Join().ok());
+  ASSERT_TRUE(server.Await(v1::SERVER_LOAD));
+  const auto loaded = [&server](uint64_t step) {
+    return server.Report([step](v1::ReportRequest* report) {
+      report->mutable_loaded()->set_step(step);
+    });
+  };
+  ASSERT_TRUE(loaded(0).ok());
+  Step(&server, &worker, 1);
+  first.reset();  // As kill -9 does.
+  CoordinatorFlags flags;
+  flags.continue_run = true;
+  RunningCoordinator second(job_, flags);
+  server.TurnTo(&second);
+  worker.TurnTo(&second);
+  const v1::StatusReply status = second.Status();
+  EXPECT_EQ(status.step(), 1u);
+  EXPECT_EQ(status.timeline(), 1u);
+  EXPECT_EQ(status.members_size(), 2);
+  ASSERT_TRUE(server.Await(v1::SERVER_LOAD));  // It is asked what it has.
+  ASSERT_TRUE(loaded(1).ok());
+  Step(&server, &worker, 2);
+  Finish(&server, &worker, 2, table);
+  ASSERT_TRUE(second.loop()->WaitEnded(kCall));
+  EXPECT_TRUE(second.loop()->outcome().ok()) << second.loop()->outcome();
+  const std::vector<std::string> lines = Lines(InRun("metrics.jsonl"));
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(Json::parse(lines[0])["step"], 1);
+  EXPECT_EQ(Json::parse(lines[1])["timeline"], 1);
+  std::ifstream file(InRun("summary.json"));
+  EXPECT_EQ(Json::parse(file)["outcome"], "done");
+}
+
 TEST_F(CoordinatorTest, TwoStandingCheckpointsAndTheNewestIsDamaged) {
   job_.run.steps = 4;
   job_.checkpoint.every = 2;
@@ -406,6 +446,47 @@ TEST_F(CoordinatorTest, AServerWhosePollBreaksAndWhosePortRefusesIsGoneAtOnce) {
     state = status.members_size() > 0 ? status.members(0).state() : "gone";
   }
   EXPECT_LT(MonotonicNow() - start, absl::Seconds(5));
+}
+
+TEST_F(CoordinatorTest, AnExitReportIsActedOnAtOnce) {
+  RunningCoordinator coordinator(job_, {});
+  FakeMember worker(&coordinator, job_, v1::ROLE_WORKER);
+  worker.join()->set_pid(4711);
+  ASSERT_TRUE(worker.Join().ok());
+  v1::ExitReport report;
+  report.set_name("worker-0");
+  const auto tell = [&](int64_t pid) {
+    report.set_pid(pid);
+    v1::ExitReply reply;
+    return CallOnce(
+        [&](auto* context, const auto& in, auto* out) {
+          return coordinator.stub()->ReportExit(context, in, out);
+        },
+        report, &reply, kCall);
+  };
+  ASSERT_TRUE(tell(4712).ok());  // An earlier life.
+  EXPECT_TRUE(worker.Poll(absl::ZeroDuration()).ok());
+  ASSERT_TRUE(tell(4711).ok());
+  EXPECT_EQ(worker.Poll(absl::ZeroDuration()).status().code(),
+            absl::StatusCode::kAborted);
+}
+
+TEST_F(CoordinatorTest, ALeaderThatLostItsKeyTellsNobodyAndEnds) {
+  RunningCoordinator coordinator(job_, {});
+  FakeMember server(&coordinator, job_, v1::ROLE_SERVER);
+  FakeMember worker(&coordinator, job_, v1::ROLE_WORKER);
+  ASSERT_TRUE(server.Join().ok());
+  ASSERT_EQ(coordinator.store()->Apply({{kLeaderKey, "somebody else"}}),
+            absl::OkStatus());
+  const auto before = *coordinator.store()->Range("", "\xff", 1000);
+  // A join is a write, so it is where an old leader learns that it is one.
+  EXPECT_EQ(worker.Join().code(), absl::StatusCode::kUnavailable);
+  ASSERT_TRUE(coordinator.loop()->WaitEnded(kCall));
+  EXPECT_EQ(coordinator.loop()->outcome().code(), absl::StatusCode::kAborted);
+  const absl::StatusOr<v1::PollReply> reply = server.Poll(absl::ZeroDuration());
+  EXPECT_EQ(reply.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(*coordinator.store()->Range("", "\xff", 1000), before);
+  EXPECT_FALSE(std::filesystem::exists(InRun("summary.json")));
 }
 
 TEST_F(CoordinatorTest, AScaleThatCannotBeIsRefusedInWords) {

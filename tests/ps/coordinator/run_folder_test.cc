@@ -147,6 +147,22 @@ TEST_F(RunFolderTest, AFullDiskLeavesNoHalfLine) {
   EXPECT_EQ(Read(disk.path("run/metrics.jsonl"), "loss").size(), step);
 }
 
+TEST_F(RunFolderTest, WhatWasMeasuredCanBeReadBack) {
+  const auto folder = Open(StateThrough(1), 1);  // Filled in: not measured.
+  StepMetrics line = Line(2, 1);
+  line.decision.set_tokens(100);
+  line.step_seconds = 0.5;
+  line.log_seconds = 0.25;
+  ASSERT_EQ(folder->AppendMetrics({line}), absl::OkStatus());
+  const auto measured = folder->ReadMeasured();
+  ASSERT_EQ(measured.status(), absl::OkStatus());
+  ASSERT_EQ(measured->size(), 1u);
+  EXPECT_EQ((*measured)[0].decision.tokens(), 100u);
+  EXPECT_EQ((*measured)[0].step_seconds, 0.5);
+  EXPECT_EQ((*measured)[0].log_seconds, 0.25);
+  EXPECT_EQ((*measured)[0].log_bytes, 20u);
+}
+
 TEST_F(RunFolderTest, WhatDurabilityCostsIsInEachLine) {
   const Json line = Json::parse(MetricsJson(Line(3, 1)));
   EXPECT_EQ(line["log_bytes"], 30);

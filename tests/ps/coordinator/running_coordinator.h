@@ -135,6 +135,8 @@ class FakeMember {
     }
   }
   v1::JoinRequest* join() { return &request_; }
+  // From now on it calls another life of the coordinator.
+  void TurnTo(RunningCoordinator* coordinator) { stub_ = coordinator->stub(); }
 
   absl::Status Join() {
     return Call(&v1::Coordinator::Stub::Join, request_, &admission_);
@@ -205,7 +207,7 @@ class FakeMember {
         },
         request, reply, kCall);
   }
-  v1::Coordinator::Stub* const stub_;
+  v1::Coordinator::Stub* stub_;
   v1::JoinRequest request_;
   v1::JoinReply admission_;
   v1::PollReply newest_;
