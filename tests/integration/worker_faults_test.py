@@ -66,6 +66,40 @@ class WorkerFaultsTest(cluster.ClusterTest):
         summary = self.ended_well(running)
         self.assert_recovered(summary, ["worker-0", "worker-1"])
 
+    def test_workers_that_die_in_narrow_places(self):
+        points = self.path("points")
+        os.mkdir(points)
+        os.environ["BALLAST_CRASH_DIR"] = points
+        try:
+            running = self.start(**self.settings())
+            for step, (first, second) in (
+                    (3, ("worker.pass.forward", "worker.pass.backward")),
+                    (20, ("worker.pushed.before_end", "worker.done"))):
+                # The lives that are up have read their file; the next ones,
+                # after a kill, read these.
+                status = self.await_step(step)
+                for name, point in (("worker-0", first), ("worker-1", second)):
+                    with open(os.path.join(points, name), "w",
+                              encoding="utf-8") as file:
+                        file.write(f"{point} 2\n")
+                    self.strike(status, name)
+                for point in (first, second):
+                    self.await_true(
+                        lambda: self.has_crashed(points, point), point, 20)
+            self.ended_well(running)
+        finally:
+            del os.environ["BALLAST_CRASH_DIR"]
+
+    @staticmethod
+    def has_crashed(points, point):
+        """Whether the point has ended a life, which says so in its counts."""
+        for name in os.listdir(points):
+            if "." in name:
+                with open(os.path.join(points, name), encoding="utf-8") as file:
+                    if f"hit {point}" in file.read().splitlines():
+                        return True
+        return False
+
     def test_all_workers_killed_at_once(self):
         running = self.start(**self.settings())
         status = self.await_step(5)
