@@ -222,6 +222,7 @@ void CoordinatorCore::Tick(absl::Time now) {
   ticked_at_ = now;
   TakeExpired(now);
   TakeStuck(now);
+  TakeOver(now);
   Settle(now);
   JudgeWaits(now);
 }

@@ -102,8 +102,8 @@ class CoordinatorCore {
   CoreActions TakeActions();
 
   // --- Answers. ---
-  // The member's newest directive; only its number when it is not above
-  // `seen_number`. Errors: ABORTED  not a member.
+  // The newest directive; only its number when it is not above `seen_number`.
+  // Errors: ABORTED  not a member.
   absl::StatusOr<v1::PollReply> Directive(uint64_t incarnation,
                                           uint64_t seen_number) const;
   // Errors: UNAVAILABLE  not all members have joined yet.
@@ -132,15 +132,6 @@ class CoordinatorCore {
   const FaultBook& faults() const { return faults_; }
 
  private:
-  struct Issued {
-    v1::PollReply reply;
-    std::string content;  // The directive's bytes, without the number.
-  };
-  struct Debt {
-    std::string owes;
-    absl::Time since;
-  };
-
   CoordinatorCore(CoreOptions options, RunIdentity identity,
                   const RunState& state, absl::Time now);
 
@@ -221,6 +212,9 @@ class CoordinatorCore {
   void FlipMoves(v1::Decision* decision);
   void RetireServers();
   void AddOrders(uint32_t slot, v1::ServerDirective* directive) const;
+  // By place: who keeps the second copy of its chunks.
+  std::vector<std::optional<uint32_t>> StandingReplicas() const;
+  void TakeOver(absl::Time now);
   // Servers, owners and how the model is cut, without the model.
   v1::Placement PlacementRecord() const;
 

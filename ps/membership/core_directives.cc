@@ -50,7 +50,7 @@ v1::WorkerDirective CoordinatorCore::WorkerDirectiveFor(
   }
   for (const uint32_t i : servers_.Owners()) {
     const ServerSlot& slot = servers_.at(i);
-    if (!evaluates && slot.incarnation != 0 &&
+    if (!evaluates && slot.incarnation != 0 && step_->HasVote(i) &&
         slot.redoable >= committed() + 1) {
       directive.add_voted(slot.incarnation);
     }

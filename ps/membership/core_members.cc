@@ -128,10 +128,13 @@ void CoordinatorCore::EnterServer(const Member& member) {
     return;
   }
   actions_.changes.push_back(PutPlacement(PlacementRecord()));
-  if (servers_.Owns(slot) && place.redoable < committed() + 1) {
-    // It misses the gradients of this step: they are pushed again, and what it
-    // had voted for, if that was lost with its disk, is voted for again.
+  const bool redoes = place.redoable >= committed() + 1;
+  if (!redoes) {
+    // What its place had voted for was lost with its disk.
     step_->Withdraw(slot);
+  }
+  if (servers_.Owns(slot) && !step_->HasVote(slot)) {
+    // It misses gradients of this step, or may: they are pushed again.
     work_.Reopen();
     done_.clear();
   }
@@ -215,7 +218,7 @@ void CoordinatorCore::Remove(uint64_t incarnation, absl::Time now) {
   if (!slot.has_value()) {
     return;
   }
-  servers_.Lose(*slot);
+  servers_.Lose(*slot, now);
   if (!durable() && !over() && phase_ != Phase::kForming &&
       servers_.Owns(*slot)) {
     Rollback(now);

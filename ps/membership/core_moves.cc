@@ -13,6 +13,8 @@ namespace {
 
 // State that travels between two servers at a time, waiting for its flip.
 constexpr uint64_t kBatchBytes = uint64_t{256} << 20;
+// Leases after which a server that is away is replaced by its replica.
+constexpr int kReplaceAfter = 2;
 
 void FillOrder(const ServerSlot& other, const std::vector<uint32_t>& chunks,
                v1::ReplicaOrder* order) {
@@ -118,21 +120,87 @@ void CoordinatorCore::RetireServers() {
   }
 }
 
+std::vector<std::optional<uint32_t>> CoordinatorCore::StandingReplicas() const {
+  std::vector<bool> keeps;
+  for (uint32_t i = 0; i < servers_.size(); ++i) {
+    const WantedMember* wanted = wanted_.Find(servers_.at(i).name);
+    keeps.push_back(options_.job.server.durability == Durability::kReplica &&
+                    servers_.Owns(i) && wanted != nullptr && !wanted->draining);
+  }
+  return RingReplicas(keeps);
+}
+
 void CoordinatorCore::AddOrders(uint32_t slot,
                                 v1::ServerDirective* directive) const {
+  // One order for each pair: what moves to where the second copies are anyway
+  // moves from there.
+  std::map<uint32_t, std::vector<uint32_t>> to = moves_.From(slot);
+  std::map<uint32_t, std::vector<uint32_t>> from = moves_.To(slot);
+  const std::vector<std::optional<uint32_t>> ring = StandingReplicas();
+  if (ring[slot].has_value()) {
+    to[*ring[slot]] = servers_.ChunksOf(slot);
+  }
+  for (uint32_t other = 0; other < ring.size(); ++other) {
+    if (ring[other] == slot) {
+      from[other] = servers_.ChunksOf(other);
+    }
+  }
   const auto works = [this](uint32_t other) {
     return servers_.at(other).incarnation != 0 &&
            servers_.at(other).version.has_value();
   };
-  for (const auto& [to, chunks] : moves_.From(slot)) {
-    if (works(to)) {
-      FillOrder(servers_.at(to), chunks, directive->add_replicate());
+  for (const auto& [other, chunks] : to) {
+    if (works(other)) {
+      v1::ReplicaOrder* order = directive->add_replicate();
+      FillOrder(servers_.at(other), chunks, order);
+      order->set_standing(ring[slot] == other);
     }
   }
-  for (const auto& [from, chunks] : moves_.To(slot)) {
-    if (works(from)) {
-      FillOrder(servers_.at(from), chunks, directive->add_receive());
+  for (const auto& [other, chunks] : from) {
+    if (works(other)) {
+      v1::ReplicaOrder* order = directive->add_receive();
+      FillOrder(servers_.at(other), chunks, order);
+      order->set_standing(ring[other] == slot);
     }
+  }
+}
+
+// Durability replica: a server that stays away is replaced by the one that has
+// the second copy of its chunks. That one begins a new life, which finds them
+// among what it holds; the step in flight is gathered again.
+void CoordinatorCore::TakeOver(absl::Time now) {
+  const std::vector<std::optional<uint32_t>> ring = StandingReplicas();
+  for (const uint32_t slot : servers_.Missing()) {
+    const ServerSlot& gone = servers_.at(slot);
+    if (!ring[slot].has_value() || over() || phase_ == Phase::kForming ||
+        now - gone.lost_at < kReplaceAfter * members_.lease()) {
+      continue;
+    }
+    const uint32_t heir = *ring[slot];
+    const uint64_t life = servers_.at(heir).incarnation;
+    const std::vector<uint32_t> chunks = servers_.ChunksOf(slot);
+    const bool has_all =
+        life != 0 &&
+        std::all_of(chunks.begin(), chunks.end(), [&](uint32_t chunk) {
+          return moves_.IsSynced(chunk, heir, life, committed());
+        });
+    if (!has_all) {
+      continue;
+    }
+    for (const uint32_t chunk : chunks) {
+      servers_.SetOwner(chunk, heir);
+    }
+    servers_.Moved();
+    step_->Withdraw(slot);
+    step_->Withdraw(heir);
+    for (const StepKey& key : checkpoints_.OwedBy(slot)) {
+      checkpoints_.Abandon(key);
+      checkpoint_wanted_ = true;
+    }
+    Remove(life, now);
+    PlanMoves();
+    actions_.changes.push_back(PutPlacement(PlacementRecord()));
+    return;  // Who is in and who owns what has changed.
   }
 }
 

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "common/job.h"
+#include "proto/ballast.pb.h"
 #include "ps/membership/run_state.h"
 #include "ps/membership/step_metrics.h"
 #include "storage/checkpoint.h"
@@ -71,6 +73,18 @@ struct CoreActions {
            manifests_to_remove.empty() && manifests_to_write.empty() &&
            metrics.empty() && evaluations.empty() && probes.empty();
   }
+};
+
+// A member's newest directive, as it is told.
+struct Issued {
+  v1::PollReply reply;
+  std::string content;  // The directive's bytes, without the number.
+};
+
+// What the run waits for from a member, in words.
+struct Debt {
+  std::string owes;
+  absl::Time since;
 };
 
 }  // namespace ballast

@@ -12,7 +12,14 @@ void MoveBook::Clear() {
 
 void MoveBook::Synced(uint32_t chunk, uint32_t to, uint64_t life,
                       uint64_t step) {
-  synced_[chunk] = {to, life, step};
+  synced_[{chunk, to}] = {life, step};
+}
+
+bool MoveBook::IsSynced(uint32_t chunk, uint32_t to, uint64_t life,
+                        uint64_t step) const {
+  const auto synced = synced_.find({chunk, to});
+  return synced != synced_.end() && synced->second.life == life &&
+         synced->second.step >= step;
 }
 
 std::vector<PlannedMove> MoveBook::Ready(uint64_t step,
@@ -23,11 +30,8 @@ std::vector<PlannedMove> MoveBook::Ready(uint64_t step,
     if (to.incarnation == 0 || !to.version.has_value()) {
       continue;
     }
-    const auto synced = synced_.find(move.chunk);
-    const bool in_sync =
-        synced != synced_.end() && synced->second.to == move.to &&
-        synced->second.life == to.incarnation && synced->second.step >= step;
-    if (in_sync || !BALLAST_RULE(kOnlySyncedReplicaMoves)) {
+    if (IsSynced(move.chunk, move.to, to.incarnation, step) ||
+        !BALLAST_RULE(kOnlySyncedReplicaMoves)) {
       ready.push_back(move);
     }
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chunks that are on their way from one server to another, and how far: a
-// chunk's new server holds a replica of it first, and only what is in sync
-// through a step may change hands with that step's decision.
+// Chunks that are on their way from one server to another, and how far copies
+// of chunks are: a chunk's new server holds a replica of it first, and only
+// what is in sync through a step may change hands with that step's decision.
 //
 // Pure. Not thread-safe.
 
@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "ps/membership/move_planner.h"
@@ -27,6 +28,8 @@ class MoveBook {
   // The replica of `chunk` that life `life` of place `to` holds is synced
   // through `step`.
   void Synced(uint32_t chunk, uint32_t to, uint64_t life, uint64_t step);
+  bool IsSynced(uint32_t chunk, uint32_t to, uint64_t life,
+                uint64_t step) const;
   // Planned moves whose replica is in sync through `step`, at the life that is
   // in now and has loaded.
   std::vector<PlannedMove> Ready(uint64_t step,
@@ -38,12 +41,12 @@ class MoveBook {
 
  private:
   struct Replica {
-    uint32_t to = 0;
     uint64_t life = 0;
     uint64_t step = 0;
   };
   std::vector<PlannedMove> plan_;
-  std::map<uint32_t, Replica> synced_;  // By chunk.
+  // By chunk and the place that has the copy.
+  std::map<std::pair<uint32_t, uint32_t>, Replica> synced_;
 };
 
 }  // namespace ballast

@@ -54,8 +54,9 @@ void ServerTable::Enter(uint32_t slot, uint64_t incarnation,
   ++address_version_;
 }
 
-void ServerTable::Lose(uint32_t slot) {
+void ServerTable::Lose(uint32_t slot, absl::Time now) {
   ServerSlot& place = slots_[slot];
+  place.lost_at = now;
   place.incarnation = 0;
   place.address.clear();
   place.version.reset();

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "proto/ballast.pb.h"
 #include "ps/membership/holdings.h"
 
@@ -22,8 +23,9 @@ namespace ballast {
 
 struct ServerSlot {
   std::string name;
-  uint64_t incarnation = 0;  // 0: nobody is in.
-  std::string address;       // Of the life that is in.
+  uint64_t incarnation = 0;                     // 0: nobody is in.
+  std::string address;                          // Of the life that is in.
+  absl::Time lost_at = absl::InfiniteFuture();  // While nobody is in.
   // Of this life: the version it has reported; nullopt: it is to load.
   std::optional<uint64_t> version;
   uint64_t loaded = 0;     // The first that it reported.
@@ -59,7 +61,7 @@ class ServerTable {
   // A life takes its place; what it holds and is to load is the caller's.
   void Enter(uint32_t slot, uint64_t incarnation, const std::string& address);
   // The place is empty.
-  void Lose(uint32_t slot);
+  void Lose(uint32_t slot, absl::Time now);
   // Everyone is to load anew.
   void ForgetVersions();
 

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "ps/membership/coordinator_core.h"
 #include "ps/membership/step_chain.h"
 #include "tests/ps/membership/core_harness.h"
@@ -235,6 +237,95 @@ TEST_F(CoreMovesTest, ThereAreNoMoreServersThanChunks) {
   EXPECT_EQ(Scale(chunks - 1, "").status().code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(Scale(chunks - 2, "").ok());
+}
+
+class CoreReplicaTest : public CoreMovesTest {
+ protected:
+  CoreReplicaTest() {
+    cluster_.job.server.durability = Durability::kReplica;
+    cluster_.job.server.count = 3;
+  }
+  void StepInSync(uint64_t step) {
+    for (const int i : {0, 1}) {
+      ASSERT_TRUE(cluster_.Done(i, step).ok());
+    }
+    for (const int i : {0, 1, 2}) {
+      ASSERT_TRUE(VoteInSync(i, step).ok());
+    }
+    for (const int i : {0, 1, 2}) {
+      ASSERT_TRUE(cluster_.Confirm(i, step).ok());
+    }
+    ASSERT_EQ(cluster_.core->committed(), step);
+  }
+};
+
+TEST_F(CoreReplicaTest, EveryServerKeepsACopyAtTheNextInTheRing) {
+  cluster_.Train();
+  for (int i = 0; i < 3; ++i) {
+    const v1::ServerDirective directive = cluster_.ServerOf(i);
+    ASSERT_EQ(directive.replicate_size(), 1);
+    EXPECT_EQ(directive.replicate(0).server(),
+              "server-" + std::to_string((i + 1) % 3));
+    EXPECT_TRUE(directive.replicate(0).standing());
+    ASSERT_EQ(directive.receive_size(), 1);
+    EXPECT_EQ(directive.receive(0).server(),
+              "server-" + std::to_string((i + 2) % 3));
+  }
+}
+
+TEST_F(CoreReplicaTest, AServerThatStaysAwayIsReplacedByItsCopy) {
+  cluster_.Train();
+  StepInSync(1);
+  cluster_.Kill(v1::ROLE_SERVER, 1);
+  cluster_.Advance(absl::Seconds(10) - absl::Nanoseconds(1));
+  EXPECT_GT(Counts()[1], 0u);
+  const uint64_t version = cluster_.core->GetPlacement()->placement_version();
+  const uint32_t total = Counts()[1] + Counts()[2];
+  cluster_.Advance(absl::Nanoseconds(1));
+  EXPECT_EQ(Counts()[1], 0u);
+  EXPECT_EQ(Counts()[2], total);
+  EXPECT_EQ(cluster_.core->GetPlacement()->placement_version(), version + 1);
+  // The heir is to begin a new life, with the copies among what it holds.
+  EXPECT_EQ(cluster_.core->Directive(cluster_.servers[2], 0).status().code(),
+            absl::StatusCode::kAborted);
+  const auto life = cluster_.Return(cluster_.NextLifeOf(2, 0, 2));
+  ASSERT_TRUE(life.ok()) << life.status();
+  EXPECT_EQ(cluster_.ServerOf(2).load_step(), 1u);
+  EXPECT_EQ(cluster_.WorkerOf(0).voted_size(), 0);
+  ASSERT_TRUE(cluster_.Load(*life, 1).ok());
+  ASSERT_TRUE(cluster_.Vote(0, 2).ok());
+  EXPECT_EQ(cluster_.core->committed(), 1u);
+  ASSERT_TRUE(cluster_.Vote(2, 2).ok());
+  EXPECT_EQ(cluster_.core->committed(), 2u);
+}
+
+TEST_F(CoreReplicaTest, ACopyThatIsBehindReplacesNobody) {
+  cluster_.Train();
+  StepInSync(1);
+  for (const int i : {0, 1, 2}) {
+    ASSERT_TRUE(cluster_.Vote(i, 2).ok());  // Nothing is in sync through 2.
+  }
+  cluster_.Kill(v1::ROLE_SERVER, 1);
+  cluster_.Advance(absl::Minutes(1));
+  EXPECT_GT(Counts()[1], 0u);
+}
+
+TEST_F(CoreReplicaTest, AServerThatComesBackInTimeIsNotReplaced) {
+  cluster_.Train();
+  StepInSync(1);
+  cluster_.Kill(v1::ROLE_SERVER, 1);
+  cluster_.Advance(absl::Seconds(9));
+  const auto life = cluster_.Return(cluster_.NextLifeOf(1, 0, 1));
+  ASSERT_TRUE(life.ok()) << life.status();
+  cluster_.Advance(absl::Seconds(9));
+  EXPECT_GT(Counts()[1], 0u);
+}
+
+TEST_F(CoreReplicaTest, TwoServersAreTheLeast) {
+  cluster_.job.server.count = 2;
+  cluster_.Train();
+  EXPECT_THAT(std::string(Scale(0, "server-1").status().message()),
+              HasSubstr("has 2 servers and needs 2"));
 }
 
 }  // namespace

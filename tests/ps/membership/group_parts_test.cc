@@ -308,7 +308,7 @@ TEST(ServerTableTest, APlaceOutlivesItsLives) {
   EXPECT_EQ(table.address_version(), 101u);
   EXPECT_EQ(table.placement_version(), 1u);
   table.at(1).version = 3;
-  table.Lose(1);
+  table.Lose(1, kStart);
   EXPECT_EQ(table.address_version(), 102u);
   EXPECT_FALSE(table.at(1).version.has_value());
   EXPECT_THAT(table.ChunksOf(1), ElementsAre(1, 2));

@@ -86,6 +86,21 @@ TEST(EvaluationPassTest, IgnoresOtherVersionsRepeatsAndStrangers) {
   EXPECT_DOUBLE_EQ(pass.Loss(), 1.0);
 }
 
+TEST(EvaluationPassTest, WhatADeadWorkerOwesIsDealtToTheOthers) {
+  EvaluationPass pass(4, 1);
+  pass.Begin(5, {1, 2, 3});
+  pass.AddResult(Losses(5, {{2, 1.0}, {3, 1.0}}));
+  pass.Remove(3);  // It had done its share.
+  EXPECT_FALSE(pass.has_left());
+  pass.Remove(2);
+  EXPECT_TRUE(pass.has_left());
+  pass.DealLeft({1});
+  EXPECT_THAT(pass.SpansOf(1), ElementsAre(Span{0, 1}, Span{1, 1}));
+  pass.Remove(1);
+  pass.End();
+  EXPECT_FALSE(pass.has_left());  // Nothing is evaluated any more.
+}
+
 class CheckpointBookTest : public ::testing::Test {
  protected:
   static v1::Decision DecisionOf(uint64_t step) {
@@ -427,6 +442,25 @@ TEST_F(MetricsCollectorTest, LinesComeInOrderWithoutGaps) {
   EXPECT_THAT(Ready(), ElementsAre(2));
   EXPECT_TRUE(last_.whole);
   EXPECT_EQ(metrics_.next_step(), 3u);
+}
+
+TEST_F(MetricsCollectorTest, NoLineWaitsForAMemberThatIsGone) {
+  Decide(1);
+  Confirm(1, 0);
+  Done(1, 1);
+  EXPECT_THAT(Ready(), IsEmpty());
+  metrics_.Forget(2);
+  EXPECT_THAT(Ready(), ElementsAre(1));
+}
+
+TEST_F(MetricsCollectorTest, GoingBackForgetsLinesBeyond) {
+  Decide(1);
+  Decide(2);
+  metrics_.Restart(2);
+  EXPECT_EQ(metrics_.next_step(), 2u);
+  EXPECT_THAT(metrics_.TakeAll(), IsEmpty());
+  Decide(2);
+  EXPECT_EQ(metrics_.TakeAll().size(), 1u);
 }
 
 TEST_F(MetricsCollectorTest, TheEndTakesWhatIsCommittedOnly) {

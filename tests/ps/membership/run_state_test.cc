@@ -44,6 +44,53 @@ class RunStateTest : public ::testing::Test {
   std::map<std::string, std::string> pairs_;
 };
 
+TEST_F(RunStateTest, ReadsBackTheGroup) {
+  v1::Placement placement;
+  placement.set_layout("large");
+  placement.set_placement_version(3);
+  placement.add_owner(1);
+  v1::JoinRequest join;
+  join.set_name("worker-0");
+  join.set_layout("large");
+  v1::Fault fault;
+  fault.set_kind("killed");
+  Put(PutLayout("large"));
+  Put(PutPlacement(placement));
+  Put(PutWanted({{"server-0", v1::ROLE_SERVER, true},
+                 {"worker-0", v1::ROLE_WORKER, false}}));
+  Put(PutDurability("step"));
+  Put(PutMember(uint64_t{1} << 32, join));
+  Put(PutFault(7, fault));
+  const absl::StatusOr<RunState> state = Parse();
+  ASSERT_TRUE(state.ok()) << state.status();
+  EXPECT_EQ(state->layout, "large");
+  EXPECT_EQ(state->placement->placement_version(), 3u);
+  EXPECT_EQ(state->placement->layout(), "");  // Kept once.
+  EXPECT_THAT(state->wanted,
+              ElementsAre(WantedMember{"server-0", v1::ROLE_SERVER, true},
+                          WantedMember{"worker-0", v1::ROLE_WORKER, false}));
+  EXPECT_EQ(state->durability, "step");
+  EXPECT_EQ(state->members.at(uint64_t{1} << 32).name(), "worker-0");
+  EXPECT_EQ(state->members.at(uint64_t{1} << 32).layout(), "");
+  EXPECT_EQ(state->faults.at(7).kind(), "killed");
+  Put(DeleteMember(uint64_t{1} << 32));
+  Put(DeleteFault(7));
+  Put(DeletePlacement());
+  EXPECT_TRUE(Parse()->members.empty());
+  EXPECT_TRUE(Parse()->faults.empty());
+  EXPECT_FALSE(Parse()->placement.has_value());
+}
+
+TEST_F(RunStateTest, TheLeadersKeyIsNoneOfTheRuns) {
+  pairs_["leader"] = "here:7400";
+  EXPECT_TRUE(Parse().ok());
+  const auto alone = ParseRunState({{"leader", "here:7400"}});
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_FALSE(alone->identity.has_value());
+  pairs_["wanted"] = "damaged";
+  EXPECT_EQ(Parse().status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST_F(RunStateTest, ReadsBackWhatItWrote) {
   Put(PutBranch(1, {{0, 0}}));
   Put(PutDecision(DecisionOf(1, 1)));

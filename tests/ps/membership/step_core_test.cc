@@ -185,6 +185,17 @@ TEST_F(StepCoreTest, RefusesADamagedSumAndAnUnknownTensor) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(StepCoreTest, AWithdrawnVoteIsGivenAgain) {
+  ASSERT_TRUE(step_.AddVote(1, WithLoss(VoteOf(1, {1.0}), 1)).ok());
+  step_.Withdraw(1);
+  step_.Withdraw(1);
+  EXPECT_FALSE(step_.HasVote(1));
+  ASSERT_TRUE(step_.AddVote(1, WithLoss(VoteOf(1, {4.0}), 2)).ok());
+  const absl::StatusOr<v1::Decision> decision = step_.Decide({});
+  ASSERT_TRUE(decision.ok());
+  EXPECT_DOUBLE_EQ(decision->grad_norm(), 2.0 / 256);
+}
+
 TEST(StepCoreSgdTest, HasNoBiasCorrection) {
   Job job = SmallJob();
   job.optimizer.kind = OptimizerKind::kSgd;
