@@ -10,14 +10,16 @@ import time
 import cluster
 
 ENDLESS = {"run__steps": 100_000, "checkpoint__every": 5, "eval__every": 0}
+# The first death of a member ends the run.
+FRAIL = {**ENDLESS, "cluster__restarts_max": 1}
 
 
 class EndingTest(cluster.ClusterTest):
-    def test_a_killed_member_is_named_within_15_s(self):
+    def test_a_member_that_is_not_restarted_is_named_within_15_s(self):
         for name in ("server-1", "worker-0", "server-0"):
             with self.subTest(name):
                 run = f"killed-{name}"
-                running = self.start(run, **ENDLESS)
+                running = self.start(run, **FRAIL)
                 status = self.await_step(6, run)
                 killed = time.monotonic()
                 os.kill(self.pid_of(status, name), signal.SIGKILL)
@@ -36,8 +38,8 @@ class EndingTest(cluster.ClusterTest):
                 self.assertEqual(resumed["state_hash"],
                                  straight["state_hash"])
 
-    def test_a_killed_coordinator_ends_the_run(self):
-        running = self.start("run", **ENDLESS)
+    def test_a_coordinator_that_is_not_restarted_ends_the_run(self):
+        running = self.start("run", **FRAIL)
         self.await_step(6)
         pids = [pid for pid in cluster.processes_of(self.folder)
                 if self.name_of(pid) == "ballast-coordin"]

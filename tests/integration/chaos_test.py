@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Kill anything, lose nothing: whoever is killed or stopped, whoever comes or
+goes, the run goes on by itself and ends in the bits of an undisturbed one."""
+
+import json
+import os
+import signal
+
+import cluster
+
+# Long enough for several faults of each role, on two busy cores too.
+STEPS = 400
+SETTINGS = {"run__steps": STEPS, "server__durability": "step",
+            "checkpoint__every": 50, "eval__every": 100,
+            "cluster__lease": "1s", "cluster__progress_limit": "1s",
+            "cluster__restarts_max": 20}
+
+
+class ChaosTest(cluster.ClusterTest):
+    reference = {}
+
+    def undisturbed(self, **settings):
+        """The state's hash of the same job when nothing happens."""
+        key = json.dumps(settings, sort_keys=True)
+        if key not in self.reference:
+            summary = self.trained("undisturbed", **settings)
+            self.assertEqual(summary["faults"], [])
+            self.reference[key] = summary["state_hash"]
+        return self.reference[key]
+
+    def check_end(self, done, run="run", **settings):
+        """It ended well, with the bits and the log of an undisturbed run."""
+        self.assertEqual(done.code, 0, done)
+        summary = self.summary(run)
+        self.assertEqual(summary["steps"], settings["run__steps"])
+        self.assertEqual(summary["state_hash"], self.undisturbed(**settings))
+        with open(self.path(run, "metrics.jsonl"), encoding="utf-8") as file:
+            steps = [json.loads(line)["step"] for line in file]
+        self.assertEqual(steps, list(range(1, settings["run__steps"] + 1)))
+        chain = self.ballast("checkpoint", "verify", "--json", "--chain",
+                             self.path(run))
+        self.assertEqual(chain.code, 0, chain)
+        self.assertEqual(json.loads(chain.out)["last_step"],
+                         settings["run__steps"])
+        return summary
+
+    def test_a_rehearsal_ends_in_the_same_bits(self):
+        for seed in (7, 8):
+            with self.subTest(seed=seed):
+                run = f"chaos{seed}"
+                done = self.train(
+                    run, "--chaos", f"seed={seed},kill=worker:1500ms,"
+                    "kill=server:2300ms,kill=coordinator:3100ms", **SETTINGS)
+                summary = self.check_end(done, run, **SETTINGS)
+                faults = summary["faults"]
+                self.assertGreaterEqual(len(faults), 6, faults)
+                for fault in faults:
+                    self.assertEqual(
+                        fault["role"], fault["member"].split("-")[0], fault)
+                    self.assertTrue(fault["kind"], fault)
+                    self.assertGreaterEqual(fault["step"], 0, fault)
+                self.assertEqual({fault["role"] for fault in faults},
+                                 {"worker", "server", "coordinator"})
+                # Each was followed by a step, but for those at the very end.
+                recovered = [fault["recovered_seconds"] for fault in faults]
+                self.assertLessEqual(
+                    sum(seconds is None for seconds in recovered), 2, faults)
+                for role in ("worker", "server", "coordinator"):
+                    self.assertRegex(done.out, rf"(?m)^{role} +\d+ +[\d.]+")
+                self.assertIn("by --chaos", done.out)
+
+    def test_a_stopped_member_is_replaced_and_comes_back(self):
+        settings = {**SETTINGS, "run__steps": 300}
+        done = self.train("run", "--chaos", "seed=3,stop=worker:3s", **settings)
+        summary = self.check_end(done, **settings)
+        self.assertIn("is stopped by --chaos for 2s", done.out)
+        self.assertGreaterEqual(len(summary["faults"]), 1)
+
+    def test_faults_from_outside_are_handled_the_same_way(self):
+        for durability in ("step", "checkpoint"):
+            with self.subTest(durability=durability):
+                run = f"outside-{durability}"
+                settings = {**SETTINGS, "run__steps": 300,
+                            "checkpoint__every": 10,
+                            "server__durability": durability}
+                running = self.start(run, **settings)
+                for name in ("worker-1", "server-0", "coordinator"):
+                    status = self.await_step(1, run)
+                    os.kill(self.pid_of_any(status, name), signal.SIGKILL)
+                    faults = len(status["faults"])
+                    self.await_true(
+                        lambda faults=faults: self.recovered(run) > faults,
+                        f"a step after the death of {name}", 30)
+                summary = self.check_end(running.finish(), run, **settings)
+                self.assertEqual(
+                    [fault["member"] for fault in summary["faults"]],
+                    ["worker-1", "server-0", "coordinator"])
+
+    def test_members_come_and_go_while_it_trains(self):
+        running = self.start("run", **SETTINGS)
+        self.await_step(2)
+        self.scale("worker", "add", names=["worker-2"])
+        self.scale("server", "add", names=["server-2"])
+        self.scale("worker", "drain", "0", names=["worker-0"])
+        self.scale("server", "drain", "server-0", names=["server-0"])
+        status = self.status()
+        self.assertLess(status["step"], STEPS)
+        self.assertEqual(sorted(status["wanted"]),
+                         ["server-1", "server-2", "worker-1", "worker-2"])
+        self.check_end(running.finish(), **SETTINGS)
+
+    def test_a_member_that_always_dies_is_given_up_by_name(self):
+        running = self.start("run", **{**SETTINGS, "cluster__restarts_max": 3,
+                                       "run__steps": 100_000})
+        self.await_step(2)
+        # The server's folder is taken away, so no life of it gets far.
+        pid = self.pid_of(self.status(), "server-1")
+        folder = self.path("run", "servers", "server-1")
+        os.rename(folder, folder + ".away")
+        with open(folder, "w", encoding="utf-8"):
+            pass
+        os.kill(pid, signal.SIGKILL)
+        done = running.finish(30)
+        self.assertIn(done.code, (1, 78), done)
+        self.assertIn("ballast: server-1 (pid ", done.err)
+        self.assertIn("logs/server-1.log", done.err)
+        self.assertIn("--resume", done.err)
+
+    def scale(self, *arguments, names):
+        done = self.ballast(*arguments, "--json", "--timeout", "60s",
+                            "--run-dir", self.path("run"))
+        self.assertEqual(done.code, 0, done)
+        self.assertEqual(json.loads(done.out), {"names": names, "done": True})
+
+    def recovered(self, run):
+        """How many faults have been followed by a step."""
+        status = self.status(run)
+        return 0 if status is None else sum(
+            fault["recovered_seconds"] >= 0 for fault in status["faults"])
+
+    def pid_of_any(self, status, name):
+        if name != "coordinator":
+            return self.pid_of(status, name)
+        for pid in cluster.processes_of(self.folder):
+            with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
+                if file.read().strip() == "ballast-coordin":
+                    return pid
+        self.fail("no coordinator")
+        return 0
+
+
+if __name__ == "__main__":
+    cluster.main()
