@@ -22,6 +22,8 @@ namespace {
 
 constexpr absl::Duration kCallTimeout = absl::Seconds(5);
 constexpr absl::Duration kAskEvery = absl::Milliseconds(100);
+// A coordinator that is started again answers well within this.
+constexpr absl::Duration kSilenceMax = absl::Seconds(30);
 
 struct Arguments {
   Target target;
@@ -49,15 +51,17 @@ void Print(const Arguments& arguments, const std::vector<std::string>& names,
 }
 
 // Until what was asked for is so. A coordinator that is away may come back, so
-// silence alone ends nothing.
+// only a long silence, or an address that was taken away, means the run's end.
 int AwaitDone(const Arguments& arguments, ClusterClient* client,
               const std::vector<std::string>& names, absl::Duration timeout) {
   const absl::Time until = MonotonicNow() + timeout;
+  absl::Time heard = MonotonicNow();
   std::string waits_for = "the coordinator does not answer";
   while (MonotonicNow() < until) {
     const absl::StatusOr<v1::StatusReply> status =
         client->GetStatus(std::min(kCallTimeout, until - MonotonicNow()));
     if (status.ok()) {
+      heard = MonotonicNow();
       const std::vector<std::string> missing =
           arguments.add ? NotInYet(*status, names) : NotOutYet(*status, names);
       if (missing.empty()) {
@@ -75,6 +79,10 @@ int AwaitDone(const Arguments& arguments, ClusterClient* client,
           status->waits_for().empty()
               ? ""
               : absl::StrCat(" and waits for ", status->waits_for()));
+    } else if (MonotonicNow() - heard > kSilenceMax ||
+               !CoordinatorAddress(arguments.target).ok()) {
+      return Fail(absl::UnavailableError(
+          absl::StrCat("the run has ended meanwhile; before, ", waits_for)));
     }
     absl::SleepFor(kAskEvery);
   }
