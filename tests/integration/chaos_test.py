@@ -100,17 +100,30 @@ class ChaosTest(cluster.ClusterTest):
                                  ["worker-1", "server-0", "coordinator"])
 
     def test_members_come_and_go_while_it_trains(self):
-        running = self.start("run", **SETTINGS)
+        endless = {**SETTINGS, "run__steps": 100_000}
+        running = self.start("run", **endless)
         self.await_step(2)
-        self.scale("worker", "add", names=["worker-2"])
-        self.scale("server", "add", names=["server-2"])
-        self.scale("worker", "drain", "0", names=["worker-0"])
-        self.scale("server", "drain", "server-0", names=["server-0"])
-        status = self.status()
-        self.assertLess(status["step"], STEPS)
+        for arguments, name in ((("worker", "add"), "worker-2"),
+                                (("server", "add"), "server-2"),
+                                (("worker", "drain", "0"), "worker-0"),
+                                (("server", "drain", "server-0"), "server-0")):
+            done = self.ballast(*arguments, "--json", "--timeout", "60s",
+                                "--run-dir", self.path("run"))
+            if done.code != 0:
+                running.signal(signal.SIGTERM)
+                self.fail((arguments, done, running.finish()))
+            self.assertEqual(json.loads(done.out),
+                             {"names": [name], "done": True})
+        status = self.await_step(self.status()["step"] + 5)
         self.assertEqual(sorted(status["wanted"]),
                          ["server-1", "server-2", "worker-1", "worker-2"])
-        self.check_end(running.finish(), **SETTINGS)
+        running.signal(signal.SIGINT)
+        done = running.finish()
+        self.assertEqual(done.code, 0, done)
+        summary = self.summary()
+        straight = self.trained("straight", "--stop-after",
+                                str(summary["steps"]), **endless)
+        self.assertEqual(summary["state_hash"], straight["state_hash"])
 
     def test_a_member_that_always_dies_is_given_up_by_name(self):
         running = self.start("run", **{**SETTINGS, "cluster__restarts_max": 3,
@@ -128,12 +141,6 @@ class ChaosTest(cluster.ClusterTest):
         self.assertIn("ballast: server-1 (pid ", done.err)
         self.assertIn("logs/server-1.log", done.err)
         self.assertIn("--resume", done.err)
-
-    def scale(self, *arguments, names):
-        done = self.ballast(*arguments, "--json", "--timeout", "60s",
-                            "--run-dir", self.path("run"))
-        self.assertEqual(done.code, 0, done)
-        self.assertEqual(json.loads(done.out), {"names": names, "done": True})
 
     def recovered(self, run):
         """How many faults have been followed by a step."""
