@@ -256,7 +256,9 @@ void ShardEngine::Obey() {
 void ShardEngine::StartCollecting() {
   const uint64_t wanted =
       directive_->task() == v1::SERVER_RUN ? directive_->collecting_step() : 0;
-  if (collecting_ || wanted <= view_.decided_step || made_ ||
+  // A server without chunks may hear of several steps at once: what it collects
+  // depends on what the decisions before bring it.
+  if (collecting_ || wanted != view_.decided_step + 1 || made_ ||
       !coming_.empty() || !going_.empty()) {
     return;
   }
@@ -337,7 +339,7 @@ void ShardEngine::StartUpdate() {
   const bool has_gradients = collecting_ &&
                              collecting_->step() == decision.step() &&
                              collecting_->IsComplete();
-  if (!has_gradients && !decision.skip()) {
+  if (!has_gradients && !decision.skip() && !chunks_->chunks().empty()) {
     Fail(absl::InternalError(absl::StrCat(
         "a decision came for step ", decision.step(),
         ", whose gradients this server has not got; it is at version ",
