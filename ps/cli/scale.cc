@@ -2,6 +2,7 @@
 #include "ps/cli/scale.h"
 
 #include <algorithm>
+#include <set>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
@@ -63,6 +64,23 @@ std::vector<std::string> NotInYet(const v1::StatusReply& status,
     }
   }
   return missing;
+}
+
+std::vector<std::string> WithoutChunks(const v1::Placement& placement,
+                                       const std::vector<std::string>& names) {
+  std::set<std::string> owners;
+  for (const uint32_t owner : placement.owner()) {
+    if (owner < static_cast<uint32_t>(placement.servers_size())) {
+      owners.insert(placement.servers(static_cast<int>(owner)).name());
+    }
+  }
+  std::vector<std::string> without;
+  for (const std::string& name : names) {
+    if (!owners.contains(name)) {
+      without.push_back(absl::StrCat(name, " holds no chunk yet"));
+    }
+  }
+  return without;
 }
 
 std::vector<std::string> NotOutYet(const v1::StatusReply& status,

@@ -24,6 +24,11 @@ absl::string_view RoleWord(v1::Role role);
 std::vector<std::string> NotInYet(const v1::StatusReply& status,
                                   const std::vector<std::string>& names);
 
+// Of the servers that were asked for, those that hold no chunk yet. Empty: all
+// do.
+std::vector<std::string> WithoutChunks(const v1::Placement& placement,
+                                       const std::vector<std::string>& names);
+
 // Of the members that should leave, those that are still in. Empty: none is.
 std::vector<std::string> NotOutYet(const v1::StatusReply& status,
                                    const std::vector<std::string>& names);

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/clock.h"
+#include "common/status_macros.h"
 #include "ps/cli/cluster_client.h"
 #include "ps/cli/scale.h"
 #include "ps/cli/tool.h"
@@ -50,6 +51,24 @@ void Print(const Arguments& arguments, const std::vector<std::string>& names,
   }
 }
 
+// Who is not yet where he was asked to be, and what he does instead.
+absl::StatusOr<std::vector<std::string>> Missing(
+    const Arguments& arguments, ClusterClient* client,
+    const std::vector<std::string>& names, const v1::StatusReply& status,
+    absl::Duration timeout) {
+  if (!arguments.add) {
+    return NotOutYet(status, names);
+  }
+  std::vector<std::string> missing = NotInYet(status, names);
+  if (missing.empty() && arguments.role == v1::ROLE_SERVER) {
+    // It serves nothing before chunks have moved to it.
+    BALLAST_ASSIGN_OR_RETURN(const v1::Placement placement,
+                             client->GetPlacement(timeout));
+    missing = WithoutChunks(placement, names);
+  }
+  return missing;
+}
+
 // Until what was asked for is so. A coordinator that is away may come back, so
 // only a long silence, or an address that was taken away, means the run's end.
 int AwaitDone(const Arguments& arguments, ClusterClient* client,
@@ -58,23 +77,25 @@ int AwaitDone(const Arguments& arguments, ClusterClient* client,
   absl::Time heard = MonotonicNow();
   std::string waits_for = "the coordinator does not answer";
   while (MonotonicNow() < until) {
-    const absl::StatusOr<v1::StatusReply> status =
-        client->GetStatus(std::min(kCallTimeout, until - MonotonicNow()));
-    if (status.ok()) {
+    const absl::Duration patience =
+        std::min(kCallTimeout, until - MonotonicNow());
+    const absl::StatusOr<v1::StatusReply> status = client->GetStatus(patience);
+    const absl::StatusOr<std::vector<std::string>> missing =
+        status.ok() ? Missing(arguments, client, names, *status, patience)
+                    : status.status();
+    if (missing.ok()) {
       heard = MonotonicNow();
-      const std::vector<std::string> missing =
-          arguments.add ? NotInYet(*status, names) : NotOutYet(*status, names);
-      if (missing.empty()) {
+      if (missing->empty()) {
         Print(arguments, names, /*done=*/true);
         return kExitDone;
       }
       if (status->phase() == "done" || status->phase() == "failed") {
         return Fail(absl::FailedPreconditionError(
             absl::StrCat("the run is ", status->phase(), " while ",
-                         absl::StrJoin(missing, ", "))));
+                         absl::StrJoin(*missing, ", "))));
       }
       waits_for = absl::StrCat(
-          absl::StrJoin(missing, ", "), "; the run is ", status->phase(),
+          absl::StrJoin(*missing, ", "), "; the run is ", status->phase(),
           " at step ", status->step(),
           status->waits_for().empty()
               ? ""

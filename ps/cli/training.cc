@@ -459,15 +459,16 @@ void Training::MakeChaos() {
 std::string Training::ResumeHint() const {
   const std::string again = absl::StrCat("ballast train ", options_.job_path);
   const bool durable = job_.server.durability != Durability::kCheckpoint;
-  if (durable && status_.step() > 0) {
+  const std::vector<uint64_t> steps = ListManifests(folder_.checkpoints_path());
+  const uint64_t saved = steps.empty() ? 0 : steps.back();
+  if (durable && status_.step() > saved) {
     return absl::StrCat("step ", status_.step(),
                         " and all before it are kept; resume with: ", again,
                         " --resume");
   }
-  const std::vector<uint64_t> steps = ListManifests(folder_.checkpoints_path());
   if (!steps.empty()) {
-    return absl::StrCat("checkpoint of step ", steps.back(),
-                        "; resume with: ", again, " --resume");
+    return absl::StrCat("checkpoint of step ", saved, "; resume with: ", again,
+                        " --resume");
   }
   if (!HoldsRun(job_)) {
     return absl::StrCat("nothing was saved yet; start over with: ", again);

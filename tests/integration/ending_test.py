@@ -3,6 +3,7 @@
 """However a run ends, every process ends with it and what was saved can be
 continued."""
 
+import json
 import os
 import signal
 import time
@@ -106,11 +107,18 @@ class EndingTest(cluster.ClusterTest):
 
     def test_the_cluster_ends_when_its_launcher_is_killed(self):
         running = self.start("run", **ENDLESS)
-        self.await_step(6)
+        step = self.await_step(6)["step"]
         running.signal(signal.SIGKILL)
         running.process.wait()
         self.await_true(lambda: not cluster.processes_of(self.folder),
                         "every role has ended", 30)
+        # In good order, with a checkpoint of where it was.
+        listed = self.ballast("checkpoint", "list", "--json", "--run-dir",
+                              self.path("run"))
+        self.assertEqual(listed.code, 0, listed)
+        saved = json.loads(listed.out)["checkpoints"][-1]
+        self.assertTrue(saved["whole"])
+        self.assertGreaterEqual(saved["step"], step)
         resumed = self.trained("run", "--resume", "--stop-after", "60",
                                **ENDLESS)
         straight = self.trained("straight", "--stop-after", "60", **ENDLESS)

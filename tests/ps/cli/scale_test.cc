@@ -53,6 +53,20 @@ TEST(NotInYetTest, AnEarlierLifeDoesNotCount) {
   EXPECT_THAT(NotInYet(status, {"worker-1"}), IsEmpty());
 }
 
+TEST(WithoutChunksTest, NamesServersThatOwnNothing) {
+  v1::Placement placement;
+  for (const char* name : {"server-0", "server-1", "server-2"}) {
+    placement.add_servers()->set_name(name);
+  }
+  for (const uint32_t owner : {0, 2, 0, 7}) {  // 7: of no server.
+    placement.add_owner(owner);
+  }
+  EXPECT_THAT(WithoutChunks(placement, {"server-0", "server-2"}), IsEmpty());
+  EXPECT_THAT(WithoutChunks(placement, {"server-1", "server-2", "server-3"}),
+              ElementsAre("server-1 holds no chunk yet",
+                          "server-3 holds no chunk yet"));
+}
+
 TEST(NotOutYetTest, IsOverWhenTheMemberIsGoneAndUnwanted) {
   v1::StatusReply status;
   status.add_wanted("worker-0");
