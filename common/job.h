@@ -87,7 +87,7 @@ enum class Durability : uint8_t { kCheckpoint = 0, kStep = 1, kReplica = 2 };
 struct ServerOptions {
   uint32_t count = 1;
   uint64_t memory = 0;  // Budget of one process in bytes; hard.
-  Durability durability = Durability::kCheckpoint;
+  Durability durability = Durability::kStep;
   // Gradient log of one server under step and replica; 0: as much as four
   // steps need, at least 256 MiB. Bounds what a recovery replays.
   uint64_t log_limit = 0;

@@ -73,7 +73,8 @@ std::string JobText(const StepBenchModel& model, const std::string& folder,
       "}\nprecision: {compute_dtype: ", DTypeName(options.dtype),
       "}\noptimizer: {lr: 1e-4}\nworker: {count: 1, memory: ",
       in_core ? "6GiB" : model.worker_memory,
-      ", host_memory: 1GiB}\nserver: {count: 1, memory: ",
+      ", host_memory: 1GiB}\nserver: {count: 1, durability: "
+      "checkpoint, memory: ",
       in_core ? "4GiB" : model.server_memory,
       "}\neval: {micro_batches: 1}\ncluster: {port: 0}\n");
 }

@@ -87,7 +87,7 @@ TEST(ProgressTest, TheStartTableStatesTheThreeRatios) {
   const std::string table = StartTable(ATwoByTwoJob(), AfterStep(0));
   EXPECT_THAT(table, HasSubstr("tiny: 1,048,576 parameters, 8 blocks of width "
                                "128, context 128, 2,048 tokens a step"));
-  EXPECT_THAT(table, HasSubstr("durability checkpoint"));
+  EXPECT_THAT(table, HasSubstr("durability step"));
   EXPECT_THAT(table, HasSubstr("do not fit: units stream through"));
   // 16 bytes x 1 Mi + 8 MiB of activations = 24 MiB over 4 MiB.
   EXPECT_THAT(table, HasSubstr("6.00x"));

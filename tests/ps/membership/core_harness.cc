@@ -49,6 +49,7 @@ Job SmallJob() {
   job.batch.micro_batches = 8;
   job.batch.micro_batch_size = 2;
   job.server.count = 2;
+  job.server.durability = Durability::kCheckpoint;
   job.worker.count = 2;
   job.server.chunk_elems = 2 * kBlockElems;
   job.checkpoint.every = 2;

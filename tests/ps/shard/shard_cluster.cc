@@ -171,6 +171,7 @@ ShardCluster::ShardCluster(const ClusterOptions& options)
   job_.worker.count = options.workers;
   job_.optimizer.kind = options.optimizer;
   job_.server.count = options.servers;
+  job_.server.durability = Durability::kCheckpoint;
   job_.server.chunk_elems = options.chunk_elems;
   job_.cluster.progress_timeout = absl::Seconds(20);
   job_.server.memory = options.memory == 0 ? SmallestMemory(*table_, options,
