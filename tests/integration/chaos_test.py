@@ -10,7 +10,7 @@ import signal
 import cluster
 
 # Long enough for several faults of each role, on two busy cores too.
-STEPS = 160
+STEPS = 120
 SETTINGS = {"run__steps": STEPS, "server__durability": "step",
             "checkpoint__every": 50, "eval__every": 100,
             "cluster__lease": "1s", "cluster__progress_limit": "1s",
@@ -52,8 +52,8 @@ class ChaosTest(cluster.ClusterTest):
             with self.subTest(seed=seed):
                 run = f"chaos{seed}"
                 done = self.train(
-                    run, "--chaos", f"seed={seed},kill=worker:1500ms,"
-                    "kill=server:2300ms,kill=coordinator:3100ms", **SETTINGS)
+                    run, "--chaos", f"seed={seed},kill=worker:1300ms,"
+                    "kill=server:1900ms,kill=coordinator:2300ms", **SETTINGS)
                 summary = self.check_end(done, run, **SETTINGS)
                 faults = summary["faults"]
                 self.assertGreaterEqual(len(faults), 6, faults)
@@ -73,9 +73,8 @@ class ChaosTest(cluster.ClusterTest):
                 self.assertIn("by --chaos", done.out)
 
     def test_a_stopped_member_is_replaced_and_comes_back(self):
-        settings = {**SETTINGS, "run__steps": 120}
-        done = self.train("run", "--chaos", "seed=3,stop=worker:3s", **settings)
-        summary = self.check_end(done, **settings)
+        done = self.train("run", "--chaos", "seed=3,stop=worker:3s", **SETTINGS)
+        summary = self.check_end(done, **SETTINGS)
         self.assertIn("is stopped by --chaos for 2s", done.out)
         self.assertGreaterEqual(len(summary["faults"]), 1)
 
@@ -83,8 +82,7 @@ class ChaosTest(cluster.ClusterTest):
         for durability in ("step", "checkpoint"):
             with self.subTest(durability=durability):
                 run = f"outside-{durability}"
-                settings = {**SETTINGS, "run__steps": 120,
-                            "checkpoint__every": 10,
+                settings = {**SETTINGS, "checkpoint__every": 10,
                             "server__durability": durability}
                 running = self.start(run, **settings)
                 for name in ("worker-1", "server-0", "coordinator"):
