@@ -171,6 +171,12 @@ void CoordinatorLoop::Poll(const v1::PollRequest& request,
       });
       return;
     }
+    // A member that polls anew has given the last one up.
+    for (PendingPoll& earlier : polls_) {
+      if (earlier.incarnation == request.incarnation()) {
+        earlier.deadline = now;
+      }
+    }
     // A held poll must not outlast the lease it renewed.
     const absl::Duration wait =
         std::clamp(absl::Milliseconds(request.wait_ms()), absl::ZeroDuration(),
@@ -372,6 +378,7 @@ void CoordinatorLoop::CarryOut(absl::Time now) {
     if (!done.ok()) {
       // What could not be made durable is told to nobody: the run ends.
       broken_ = true;
+      refusal_ = absl::UnavailableError("the coordinator cannot write");
       core_->Fail(absl::Status(done.code(),
                                absl::StrCat("the coordinator cannot write: ",
                                             done.message())),
@@ -456,10 +463,9 @@ void CoordinatorLoop::WriteSummary(absl::Time now) {
 }
 
 void CoordinatorLoop::AnswerAll(absl::Time now, bool closing) {
-  // After a lost lead or a broken store nothing that was said is durable.
   const absl::Status instead =
-      lost_.ok() && !broken_
-          ? absl::OkStatus()
+      lost_.ok()
+          ? std::exchange(refusal_, absl::OkStatus())
           : absl::UnavailableError("this coordinator leads no more; try again");
   for (const auto& answer : std::exchange(answers_, {})) {
     answer(instead);

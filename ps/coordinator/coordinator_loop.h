@@ -124,7 +124,10 @@ class CoordinatorLoop {
   absl::Time suspect_until_ = absl::InfinitePast();
   absl::Time check_at_ = absl::InfinitePast();  // That it still leads.
   bool broken_ = false;  // The store or the folder failed: write no more.
-  absl::Status lost_;    // Why it leads no more.
+  // For what was asked in the batch that could not be written; later answers
+  // promise nothing, since the run is over.
+  absl::Status refusal_;
+  absl::Status lost_;  // Why it leads no more.
 
   std::unique_ptr<Prober> prober_;
   std::thread thread_;

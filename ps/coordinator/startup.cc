@@ -131,9 +131,12 @@ absl::StatusOr<OpenedRun> OpenRun(const JobFile& file,
   if (!state.identity.has_value() &&
       HoldsCheckpoints(absl::StrCat(job.run.dir, "/checkpoints"))) {
     return absl::FailedPreconditionError(absl::StrCat(
-        job.run.dir, "/checkpoints holds checkpoints, but ", job.run.dir,
-        "/coordinator knows of no run; restore that folder, or choose another "
-        "run.dir"));
+        job.run.dir,
+        "/checkpoints holds checkpoints, but the coordinator's state knows of "
+        "no run; it belongs into ",
+        job.run.dir,
+        "/coordinator or where --state-store says: restore it, or choose "
+        "another run.dir"));
   }
   BALLAST_ASSIGN_OR_RETURN(run.folder, RunFolder::Open(job.run.dir));
   if (flags.continue_run && HasEnded(state)) {

@@ -13,6 +13,7 @@
 #include "common/clock.h"
 #include "common/exact_sum.h"
 #include "tests/ps/coordinator/running_coordinator.h"
+#include "tests/storage/storage_testing.h"
 
 namespace ballast {
 namespace {
@@ -25,7 +26,6 @@ using testing::kCall;
 using testing::Led;
 using testing::Lines;
 using testing::RunningCoordinator;
-using testing::TempDir;
 
 class CoordinatorTest : public ::testing::Test {
  protected:
@@ -50,7 +50,7 @@ class CoordinatorTest : public ::testing::Test {
   // Everything from the joins to the last exit.
   void RunAll();
 
-  TempDir dir_;
+  testing::TempDir dir_;
   Job job_;
 };
 

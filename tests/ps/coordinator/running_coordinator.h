@@ -6,10 +6,8 @@
 
 #include <grpcpp/client_context.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -31,19 +29,6 @@
 namespace ballast::testing {
 
 inline constexpr absl::Duration kCall = absl::Seconds(20);
-
-class TempDir {
- public:
-  TempDir() {
-    std::string name = ::testing::TempDir() + "/coordinator_XXXXXX";
-    path_ = mkdtemp(name.data());
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 inline std::vector<std::string> Lines(const std::string& path) {
   std::ifstream file(path);
