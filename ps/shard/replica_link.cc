@@ -107,6 +107,15 @@ void ReplicaLink::OnMessage(uint64_t id, absl::StatusOr<BulkMessage> message) {
     std::map<uint32_t, uint64_t> synced;
     for (const BulkItem& item : header.items) {
       synced[item.chunk] = item.record_version;
+      if (source_.IsOrdered(item.chunk)) {
+        const uint64_t bytes =
+            options_.view->table->chunk(item.chunk).elem_count() *
+            sizeof(float);
+        for (const uint64_t step :
+             options_.behind(item.chunk, item.record_version)) {
+          source_.OnGradient(item.chunk, step, bytes);
+        }
+      }
     }
     open_ = true;
     backoff_ = kBackoffMin;
@@ -263,8 +272,7 @@ void ReplicaLink::SendGradient(const ReplicaSource::Send& send) {
       });
   if (!is_there) {
     --reading_;
-    // The target waits for this number: a new stream has another order.
-    Break(absl::UnavailableError("a gradient is gone"));
+    source_.Withdraw(send.sequence);
   }
 }
 

@@ -53,6 +53,8 @@ class ReplicaLink final : public BulkStreamHandler {
     std::function<bool(uint32_t chunk, uint64_t step, std::byte* out,
                        std::function<void(const absl::Status&)> done)>
         gradient;
+    // Steps behind `step` whose gradients are at hand, without a gap.
+    std::function<std::vector<uint64_t>(uint32_t chunk, uint64_t step)> behind;
     std::function<void(const absl::Status&)> fail;
   };
   explicit ReplicaLink(const Options& options);

@@ -103,6 +103,14 @@ void ReplicaSource::OnRefused(uint64_t sequence) {
   }
 }
 
+void ReplicaSource::Withdraw(uint64_t sequence) {
+  OnRefused(sequence);
+  std::erase_if(in_flight_, [this, sequence](const InFlight& sent) {
+    credit_ += sent.sequence == sequence ? sent.bytes : 0;
+    return sent.sequence == sequence;
+  });
+}
+
 void ReplicaSource::OnGradient(uint32_t chunk, uint64_t step, uint64_t bytes) {
   if (const auto found = chunks_.find(chunk); found != chunks_.end()) {
     found->second.gradients[step] = bytes;
@@ -114,10 +122,15 @@ void ReplicaSource::OnDropped(uint64_t step) {
   for (auto& [chunk, copy] : chunks_) {
     copy.gradients.erase(copy.gradients.begin(),
                          copy.gradients.upper_bound(step));
-    const bool is_short =
-        (copy.phase == Phase::kBase || copy.phase == Phase::kFollowing) &&
-        copy.next <= step;
-    if (is_short) {  // It lacks what nobody has any more.
+    if (Awaits(copy, step)) {  // It lacks what nobody has any more.
+      Restart(&copy);
+    }
+  }
+}
+
+void ReplicaSource::OnComplete(uint64_t step) {
+  for (auto& [chunk, copy] : chunks_) {
+    if (Awaits(copy, step) && !copy.gradients.contains(copy.next)) {
       Restart(&copy);
     }
   }

@@ -45,10 +45,17 @@ class ReplicaSource {
   // The target could not use the message: its chunk begins again.
   void OnRefused(uint64_t sequence);
 
+  // The message was not sent after all, because its gradient is gone: its chunk
+  // begins again.
+  void Withdraw(uint64_t sequence);
+
   // Gradients of `step` of this chunk can be read from now on ..
   void OnGradient(uint32_t chunk, uint64_t step, uint64_t bytes);
   // .. and none of steps up to `step` any more.
   void OnDropped(uint64_t step);
+  // Every gradient of steps up to `step` that there is has been told: a copy
+  // that waits for another one of them begins again.
+  void OnComplete(uint64_t step);
   // The vote of `step` is whole: its mark goes behind the gradients.
   void OnVote(uint64_t step, uint64_t bytes);
 
@@ -110,6 +117,11 @@ class ReplicaSource {
   };
 
   void Restart(Copy* copy);
+  // A base, sent or being sent, and the step that it goes on with.
+  static bool Awaits(const Copy& copy, uint64_t step) {
+    return (copy.phase == Phase::kBase || copy.phase == Phase::kFollowing) &&
+           copy.next <= step;
+  }
   // Sends what may go, if the credit allows it.
   bool Take(uint64_t bytes);
   Send Record(Kind kind, uint32_t chunk, uint64_t step, uint64_t bytes,

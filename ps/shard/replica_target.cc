@@ -285,7 +285,12 @@ bool ReplicaTarget::Process(Stream* stream, absl::Time now) {
   if (verdict == Verdict::kTake) {
     const bool is_base = header.kind == BulkKind::kReplicaBase;
     if (is_base && IsSynced(header.items[0].chunk, header.step)) {
-      Settle(stream->id, header.sequence);  // What is here reaches farther.
+      // What is here reaches farther, since a moment ago perhaps.
+      std::erase_if(stream->assemblies, [&header](const auto& assembly) {
+        return assembly->chunk == header.items[0].chunk &&
+               assembly->next < assembly->extent->bytes;
+      });
+      Settle(stream->id, header.sequence);
       return true;
     }
     why = is_base ? CheckPiece(*stream, header)

@@ -264,6 +264,7 @@ void ShardEngine::StartCollecting() {
   }
   ++vote_round_;
   gathered_at_.reset();
+  vote_held_since_.reset();
   vote_phase_ = VotePhase::kReady;
   collecting_ = RestoreStep(wanted, &vote_);
   if (!collecting_) {
@@ -274,6 +275,9 @@ void ShardEngine::StartCollecting() {
   view_.collecting_step = wanted;
   for (const auto& [server, link] : links_) {
     link->OnStep(wanted);
+  }
+  if (vote_phase_ == VotePhase::kReady) {
+    TellGradients();  // Of an earlier life's vote.
   }
 }
 
@@ -372,6 +376,9 @@ void ShardEngine::FinishStep() {
   const v1::Decision decision = *std::exchange(made_, std::nullopt);
   version_ = decision.step();
   decisions_.erase(decisions_.begin(), decisions_.upper_bound(version_));
+  for (const auto& [server, link] : links_) {
+    link->source()->OnComplete(version_);
+  }
   BALLAST_CRASH_POINT("server.update.done");
   DropLog();
   Confirm(version_);
@@ -536,6 +543,14 @@ void ShardEngine::PublishStats() {
       stats.set_waits_for(absl::StrCat("gradient of ",
                                        chunks_->chunks()[position].tensor->name,
                                        ", step ", collecting_->step()));
+    } else if (vote_held_since_) {
+      for (const auto& [server, link] : links_) {
+        if (const std::string what = link->WaitsFor(); !what.empty()) {
+          stats.set_waits_for(what);
+          stats.set_waits_ms(
+              absl::ToInt64Milliseconds(now_ - *vote_held_since_));
+        }
+      }
     }
   }
   MutexLock lock(&stats_mutex_);

@@ -171,6 +171,8 @@ class ShardEngine {
   void CloseLinks();
   bool AreLinksIdle() const;
   void TellGradient(uint32_t chunk, uint64_t step, uint64_t bytes);
+  // Tells all links of every gradient that is complete now.
+  void TellGradients();
   std::optional<ReplicaLink::Base> BaseOf(uint32_t chunk);
   bool ReadGradient(uint32_t chunk, uint64_t step, std::byte* out,
                     std::function<void(const absl::Status&)> done);

@@ -83,13 +83,6 @@ void ShardEngine::ObeyOrders() {
       return chunks_->Find(chunk) == nullptr;
     });
     link->source()->Order(chunks);
-    // What was complete before the order came.
-    for (size_t i = 0; collecting_ && i < shapes_.size(); ++i) {
-      if (collecting_->IsComplete(i) && chunks.contains(shapes_[i].chunk)) {
-        link->source()->OnGradient(shapes_[i].chunk, collecting_->step(),
-                                   shapes_[i].elem_count * sizeof(float));
-      }
-    }
     links_[order.server()] = std::move(link);
   }
   for (auto& [server, link] : before) {
@@ -98,6 +91,7 @@ void ShardEngine::ObeyOrders() {
       closed_links_.push_back(std::move(link));
     }
   }
+  TellGradients();  // What was complete before the order came.
 }
 
 std::unique_ptr<ReplicaLink> ShardEngine::MakeLink(
@@ -118,6 +112,13 @@ std::unique_ptr<ReplicaLink> ShardEngine::MakeLink(
   link.gradient = [this](uint32_t chunk, uint64_t step, std::byte* out,
                          std::function<void(const absl::Status&)> done) {
     return ReadGradient(chunk, step, out, std::move(done));
+  };
+  link.behind = [this](uint32_t chunk, uint64_t step) {
+    std::vector<uint64_t> steps;
+    while (book_.Gradient(view_.timeline, ++step, chunk) != nullptr) {
+      steps.push_back(step);
+    }
+    return steps;
   };
   link.fail = [this](const absl::Status& status) { FailUnlessFull(status); };
   return std::make_unique<ReplicaLink>(link);
@@ -155,6 +156,21 @@ void ShardEngine::PumpCopies() {
 void ShardEngine::TellGradient(uint32_t chunk, uint64_t step, uint64_t bytes) {
   for (const auto& [server, link] : links_) {
     link->source()->OnGradient(chunk, step, bytes);
+  }
+}
+
+void ShardEngine::TellGradients() {
+  if (links_.empty()) {
+    return;
+  }
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    const uint64_t bytes = shapes_[i].elem_count * sizeof(float);
+    if (update_->active()) {
+      TellGradient(shapes_[i].chunk, update_->decision().step(), bytes);
+    }
+    if (collecting_ && collecting_->IsComplete(i)) {
+      TellGradient(shapes_[i].chunk, collecting_->step(), bytes);
+    }
   }
 }
 

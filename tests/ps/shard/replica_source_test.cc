@@ -141,6 +141,35 @@ TEST(ReplicaSourceTest, AnAckOfARefusedOrForgottenCopyDoesNotCount) {
   EXPECT_TRUE(source.InSync(0).empty());
 }
 
+// Basis: a copy waited for ever for the gradient of a vote that an earlier life
+// had given, of which nobody told.
+TEST(ReplicaSourceTest, ACopyThatNobodyTellsOfItsGradientBeginsAgain) {
+  ReplicaSource source = Following(8);
+  source.OnComplete(8);
+  EXPECT_EQ(source.InSync(8), std::vector<uint32_t>{5});
+  source.OnGradient(5, 9, kGradient);
+  source.OnComplete(9);  // It is on its way.
+  EXPECT_EQ(source.InSync(8), std::vector<uint32_t>{5});
+  source.OnGradient(5, 11, kGradient);
+  EXPECT_EQ(SendAll(&source, 9).size(), 1u);
+  source.OnComplete(10);
+  EXPECT_TRUE(source.InSync(8).empty());
+}
+
+TEST(ReplicaSourceTest, AWithdrawnGradientGivesItsCreditBack) {
+  ReplicaSource source = Following(8);
+  source.OnGradient(5, 9, kGradient);
+  const std::vector<Send> sent = SendAll(&source, 8);
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(source.unacknowledged_bytes(), kGradient);
+  source.Withdraw(sent[0].sequence);
+  EXPECT_EQ(source.unacknowledged_bytes(), 0u);
+  EXPECT_TRUE(source.InSync(8).empty());
+  const std::vector<Send> again = SendAll(&source, 9, 1000);
+  ASSERT_EQ(again.size(), 10u);  // The whole credit of 1000 is there.
+  EXPECT_GT(again[0].sequence, sent[0].sequence);
+}
+
 TEST(ReplicaSourceTest, ABrokenStreamGoesOnFromWhatTheTargetHas) {
   ReplicaSource source = Following(8);
   source.OnGradient(5, 9, kGradient);
