@@ -156,7 +156,11 @@ void CoordinatorCore::TakeDeparture(const Member& member,
     return;
   }
   auto code = static_cast<absl::StatusCode>(request.fatal().code());
-  if (code == absl::StatusCode::kUnavailable ||
+  // A server's full disk may have space again for its next life; a worker's
+  // budget will not.
+  const bool disk_full =
+      code == absl::StatusCode::kResourceExhausted && member.is_server();
+  if (disk_full || code == absl::StatusCode::kUnavailable ||
       code == absl::StatusCode::kAborted ||
       code == absl::StatusCode::kDeadlineExceeded) {
     Die(incarnation, "exit", request.fatal().message(), now);

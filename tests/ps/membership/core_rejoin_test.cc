@@ -363,6 +363,17 @@ TEST_F(CoreRejoinTest, ACheckpointNobodyCanFinishIsReplaced) {
   EXPECT_TRUE(cluster_.core->last_decision().checkpoint());
 }
 
+TEST_F(CoreRejoinTest, AServersFullDiskIsADeathOfThatLifeOnly) {
+  TrainTo(1);
+  v1::ReportRequest fatal = cluster_.Of(cluster_.servers[1]);
+  fatal.mutable_fatal()->set_code(8);
+  fatal.mutable_fatal()->set_message("no space left");
+  ASSERT_TRUE(cluster_.Send(fatal).ok());
+  EXPECT_EQ(phase(), Phase::kTraining);
+  EXPECT_EQ(cluster_.LastFault().detail(), "no space left");
+  EXPECT_TRUE(cluster_.Return(cluster_.NextLifeOf(1, 1, 1)).ok());
+}
+
 TEST_F(CoreRejoinTest, ADrainingServerLeavesAtOnceAndIsWantedBack) {
   TrainTo(1);
   v1::ReportRequest request = cluster_.Of(cluster_.servers[1]);
