@@ -103,22 +103,23 @@ void ReplicaTarget::OnMessage(uint64_t id,
     const bool is_ours = header.kind == BulkKind::kReplicaBase ||
                          header.kind == BulkKind::kReplicaGradient ||
                          header.kind == BulkKind::kReplicaMark;
-    const uint64_t last = stream.acks.empty() ? 0 : stream.acks.back().sequence;
     const uint64_t payload = header.kind == BulkKind::kReplicaMark
                                  ? message->text().size()
                                  : header.payload_bytes();
-    if (!is_ours || header.sequence <= last) {
+    if (!is_ours || header.sequence <= stream.last) {
       status = absl::InvalidArgumentError(absl::StrCat(
           "a Replicate stream takes copies in the order of their sequence; ",
-          header.sequence, " came behind ", last));
-    } else if (!stream.greeted ||
+          header.sequence, " came behind ", stream.last));
+    } else if (!stream.greeted || stream.acks.size() >= kRepliesMax ||
                stream.held + payload > view_->plan.copy_bytes) {
       status = absl::ResourceExhaustedError(absl::StrCat(
-          "a message of ", payload, " bytes with ", stream.held,
-          " bytes unacknowledged; the credit is ", view_->plan.copy_bytes,
-          ", wait for the hello and for acknowledgements"));
+          "a message of ", payload, " bytes with ", stream.held, " bytes in ",
+          stream.acks.size(), " messages unacknowledged; the credit is ",
+          view_->plan.copy_bytes, " bytes and ", kRepliesMax,
+          " messages, wait for the hello and for acknowledgements"));
     } else {
       stream.held += payload;
+      stream.last = header.sequence;
       stream.acks.push_back({header.sequence, payload, false});
       stream.messages.push_back(*std::move(message));
     }

@@ -141,6 +141,7 @@ class ReplicaTarget final : public BulkStreamHandler {
     std::deque<BulkMessage> messages;
     std::deque<grpc::ByteBuffer> replies;
     std::deque<Ack> acks;
+    uint64_t last = 0;  // Sequence of the newest message.
     std::deque<std::shared_ptr<Assembly>> assemblies;  // Oldest first.
     std::optional<absl::Time> early_since;
     uint64_t held = 0;       // Payload bytes of what is not acknowledged.
