@@ -100,12 +100,6 @@ class Scanner {
   absl::StatusOr<LogScan> Run() {
     BALLAST_RETURN_IF_ERROR(FindChain());
     for (const Link& link : chain_) {
-      for (const LogHeader& header : link.headers) {
-        synced_ =
-            std::max(synced_, {header.synced_segment, header.synced_offset});
-      }
-    }
-    for (const Link& link : chain_) {
       BALLAST_ASSIGN_OR_RETURN(const bool whole, TakeSegment(link));
       if (!whole) {
         break;
@@ -136,18 +130,27 @@ class Scanner {
           return header.offset >= end->offset;
         });
       }
-      if (link.headers.empty() && !end) {
-        continue;  // Begun, and no record of it has reached the disk.
+      if (link.headers.empty()) {
+        if (end) {
+          // Nothing of it has reached the disk, so what follows it is a tail,
+          // and its way back is lost: the next older file is the log's end.
+          BALLAST_RETURN_IF_ERROR(
+              Bad(*link.file, {link.serial, 0}, "no whole record"));
+          for (const Link& tail : chain_) {
+            CountTail(tail, 0);
+          }
+          chain_.clear();
+          end.reset();
+        }
+        continue;
       }
-      const bool lost = link.headers.empty();  // And with it the way back.
-      if (!lost) {
-        const LogHeader& any = link.headers.front();
-        end = LogPlace{any.previous_segment, any.previous_end};
+      for (const LogHeader& header : link.headers) {
+        synced_ =
+            std::max(synced_, {header.synced_segment, header.synced_offset});
       }
+      const LogHeader& any = link.headers.front();
+      end = LogPlace{any.previous_segment, any.previous_end};
       chain_.push_back(std::move(link));
-      if (lost) {
-        break;
-      }
     }
     std::reverse(chain_.begin(), chain_.end());
     return absl::OkStatus();
