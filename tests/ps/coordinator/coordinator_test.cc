@@ -471,6 +471,34 @@ TEST_F(CoordinatorTest, AnExitReportIsActedOnAtOnce) {
             absl::StatusCode::kAborted);
 }
 
+TEST_F(CoordinatorTest, AFullDiskHoldsAnAnswerBackUntilThereIsSpace) {
+  const testing::SmallDisk disk(32 << 20);
+  if (!disk.ok()) {
+    GTEST_SKIP() << "a small tmpfs cannot be mounted here (not root?): the "
+                    "full disk is NOT tested";
+  }
+  job_.run.dir = disk.path("run");
+  RunningCoordinator coordinator(job_, {});
+  {
+    std::ofstream ballast(disk.path("ballast"));
+    const std::string block(64 << 10, 'x');
+    while (ballast.write(block.data(), 64 << 10).flush()) {
+    }
+  }
+  FakeMember worker(&coordinator, job_, v1::ROLE_WORKER);
+  // A record longer than what the log has allocated ahead.
+  v1::ConfigField* field = worker.join()->add_operations();
+  field->set_key("note");
+  field->set_value(std::string(4 << 20, 'x'));
+  std::future<absl::Status> joined =
+      std::async(std::launch::async, [&worker] { return worker.Join(); });
+  EXPECT_EQ(joined.wait_for(std::chrono::milliseconds(500)),
+            std::future_status::timeout);
+  std::filesystem::remove(disk.path("ballast"));
+  EXPECT_EQ(joined.get(), absl::OkStatus());
+  EXPECT_EQ(coordinator.Status().phase(), "forming");
+}
+
 TEST_F(CoordinatorTest, ALeaderThatLostItsKeyTellsNobodyAndEnds) {
   RunningCoordinator coordinator(job_, {});
   FakeMember server(&coordinator, job_, v1::ROLE_SERVER);
