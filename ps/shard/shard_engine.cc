@@ -124,7 +124,8 @@ absl::Status ShardEngine::Start(ShardSession* session) {
   view_.micro_batches = options_.job.batch.micro_batches;
   view_.workers_planned = std::max<uint32_t>(1, options_.job.worker.count);
   if (slab_ == nullptr) {
-    BALLAST_RETURN_IF_ERROR(OpenStore(*run));
+    run_ = run;
+    BALLAST_RETURN_IF_ERROR(OpenStoreUnlessFull());
   } else if (*run_ != *run) {
     return absl::FailedPreconditionError(absl::StrCat(
         options_.data_dir, " belongs to run ", HashHex(*run_),
@@ -171,6 +172,11 @@ bool ShardEngine::Turn() {
         Severity::kWarn, "left_undrained",
         {{"after", absl::FormatDuration(options_.job.cluster.drain_timeout)}});
     leave_ = true;
+    return false;
+  }
+  if (slab_ == nullptr) {
+    Fail(OpenStoreUnlessFull());
+    leave_ = directive_ && directive_->task() == v1::SERVER_EXIT;
     return false;
   }
   if (directive_is_new_) {

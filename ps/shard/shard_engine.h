@@ -86,7 +86,8 @@ class ShardEngine {
   BulkStreamHandler* replicate() { return &replica_target_; }
 
   // Opens the data directory, if there is one, and finds out what it holds.
-  // Blocks on the disk. Errors: as of SlabStore::Open and GradientLog::Open.
+  // Blocks on the disk. Errors: as of SlabStore::Open and GradientLog::Open;
+  // RESOURCE_EXHAUSTED  the disk is full: open again when there is space.
   absl::Status Open();
   // What a join says of it: run and holdings.
   void FillJoin(v1::JoinRequest* join) const;
@@ -135,6 +136,8 @@ class ShardEngine {
     return options_.job.server.durability != Durability::kCheckpoint;
   }
   absl::Status OpenStore(const Hash128& run);
+  // Of run_. A full disk is waited for.
+  absl::Status OpenStoreUnlessFull();
   absl::Status OpenLog();
   absl::Status OpenSpill(uint64_t buffer_bytes);
   absl::Status PlanLog();
@@ -215,6 +218,7 @@ class ShardEngine {
   absl::Status failure_;
   std::string disk_full_;
   absl::Time disk_full_at_ = absl::InfinitePast();
+  absl::Time open_again_at_ = absl::InfinitePast();
   bool session_over_ = false;
   bool leave_ = false;
   std::optional<absl::Time> draining_since_;

@@ -29,6 +29,9 @@ constexpr uint64_t kSegmentMax = 64 << 20;
 constexpr uint64_t kMarkBytes = 16 << 10;
 constexpr uint64_t kMarkBytesPerChunk = 32;
 
+// An open on a full disk; less than a failure is shown.
+constexpr absl::Duration kOpenAgainAfter = absl::Milliseconds(500);
+
 }  // namespace
 
 absl::Status ShardEngine::Open() {
@@ -38,8 +41,24 @@ absl::Status ShardEngine::Open() {
   return run ? OpenStore(*run) : absl::OkStatus();
 }
 
+absl::Status ShardEngine::OpenStoreUnlessFull() {
+  if (now_ < open_again_at_) {
+    return absl::OkStatus();
+  }
+  absl::Status status = OpenStore(*run_);
+  if (absl::IsResourceExhausted(status)) {
+    slab_.reset();  // The mark of a store that is not open.
+    open_again_at_ = now_ + kOpenAgainAfter;
+    FailUnlessFull(status);
+    return absl::OkStatus();
+  }
+  return status;
+}
+
 absl::Status ShardEngine::OpenStore(const Hash128& run) {
   run_ = run;
+  log_.reset();
+  slab_.reset();  // Of an open that came half way.
   SlabStore::Options store;
   store.disk = options_.disk;
   store.dir = options_.data_dir;

@@ -455,6 +455,16 @@ void ShardEngine::FinishLoad() {
   view_.loaded = true;
   loaded_ = load_directive_.timeline();
   fetch_.set_chunks(chunks_.get());
+  if (!durable() && !slab_->bases().empty()) {
+    // Of a time under durability `step`: this history has left them behind.
+    std::vector<uint32_t> stale;
+    for (const CheckpointEntry& base : slab_->bases()) {
+      stale.push_back(base.chunk);
+    }
+    blocking_.Run(
+        [slab = slab_.get(), stale] { return slab->DropBase(stale); },
+        [this](const absl::Status& status) { FailUnlessFull(status); });
+  }
   LogEvent(Severity::kInfo, "chunks_loaded",
            {{"chunks", chunks_->chunks().size()},
             {"version", version_},

@@ -84,6 +84,20 @@ class MemberShardSession final : public ShardSession {
 constexpr absl::Duration kIdleWait = absl::Milliseconds(50);
 constexpr absl::Duration kLastReportMax = absl::Seconds(5);
 
+// Nobody knows of us yet, so a full disk is waited for right here.
+absl::Status OpenWithSpace(ShardEngine* engine, Mailbox* mailbox,
+                           absl::Duration give_up_after) {
+  const absl::Time give_up = MonotonicNow() + give_up_after;
+  while (true) {
+    absl::Status status = engine->Open();
+    if (!absl::IsResourceExhausted(status) || MonotonicNow() > give_up) {
+      return status;
+    }
+    LogEvent(Severity::kWarn, "disk_full", {{"why", status.message()}});
+    mailbox->Wait(absl::Seconds(1));
+  }
+}
+
 absl::Status Serve(ShardEngine* engine, Mailbox* mailbox,
                    MemberSession* member) {
   while (!engine->over()) {
@@ -116,7 +130,8 @@ absl::Status RunShardServer(const ShardServerOptions& options) {
   ShardEngine engine({options.job, options.name, data_dir, PosixDisk(),
                       MonotonicNow, commits.executor(), dialer.get()},
                      mailbox);
-  BALLAST_RETURN_IF_ERROR(engine.Open());
+  BALLAST_RETURN_IF_ERROR(
+      OpenWithSpace(&engine, mailbox.get(), options.job.cluster.give_up_after));
   // Services and sessions post to the engine; they go before it does.
   const std::unique_ptr<grpc::Service> service = MakeShardService(
       mailbox, engine.fetch(), engine.push(), engine.replicate());

@@ -61,7 +61,7 @@ TEST_F(EngineDiskTest, PowerCutsLoseNoVoteAndNoBit) {
     SimDisk disk(seed);
     HarnessOptions options = Options(&disk, seed % 2 == 0 ? 0 : 64 << 20);
     // Small, so that bases are made all the time.
-    options.log_limit = 4'500'000;
+    options.log_limit = 1'000'000;
     EngineHarness run(options);
     bool done = false;
     for (uint64_t life = 1; !done; ++life) {
@@ -120,7 +120,7 @@ TEST_F(EngineDiskTest, AFullDiskIsWaitedForAndNamed) {
   for (const uint64_t memory : {uint64_t{64} << 20, uint64_t{0}}) {
     SimDisk disk(1);
     HarnessOptions options = Options(&disk, memory);
-    options.log_limit = 4'500'000;  // Segments are made and dropped.
+    options.log_limit = 1'000'000;  // Segments are made and dropped.
     EngineHarness run(options);
     ASSERT_TRUE(run.StartLife().ok());
     ASSERT_TRUE(run.TrainThrough(1));
@@ -138,6 +138,22 @@ TEST_F(EngineDiskTest, AFullDiskIsWaitedForAndNamed) {
     ASSERT_TRUE(run.TrainThrough(6));
     EXPECT_EQ(run.StateOf(6), TwinState(6));
   }
+}
+
+TEST_F(EngineDiskTest, ALifeOnAFullDiskBeginsWhenThereIsSpace) {
+  SimDisk disk(1);
+  disk.set_capacity(0);
+  EngineHarness run(Options(&disk));
+  ASSERT_TRUE(run.StartLife().ok());
+  run.steps_left = 100;
+  EXPECT_FALSE(run.WaitLoaded());
+  ASSERT_TRUE(run.engine().failure().ok()) << run.engine().failure();
+  EXPECT_THAT(run.engine().stats().phase(), HasSubstr("read-only: "));
+  disk.set_capacity(UINT64_MAX);
+  run.clock_ahead = absl::Seconds(1);
+  run.steps_left = UINT64_MAX;
+  ASSERT_TRUE(run.TrainThrough(1));
+  EXPECT_EQ(run.StateOf(1), TwinState(1));
 }
 
 // The old timeline's checkpoint is being written when the new one begins.

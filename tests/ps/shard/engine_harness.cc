@@ -16,6 +16,16 @@ namespace {
 
 constexpr uint64_t kPlacementVersion = 3;
 
+// As small as it can be with a table used twice, of two chunks, and a tensor of
+// less than a page.
+ModelLayout HarnessLayout() {
+  ModelLayout layout = SmallLayout(DType::kF32);
+  layout.tensors.resize(3);
+  layout.tensors[2].shape = {300, 40};
+  layout.units[1].tensors.resize(2);
+  return layout;
+}
+
 uint64_t SmallestMemory(const ChunkTable& table) {
   ResidencyRequest request;
   request.budget_bytes = uint64_t{1} << 40;
@@ -89,7 +99,7 @@ class EngineHarness::Stream final : public BulkStream {
 };
 
 EngineHarness::EngineHarness(const HarnessOptions& options)
-    : options_(options), layout_(SmallLayout(DType::kF32)) {
+    : options_(options), layout_(HarnessLayout()) {
   table_ = std::make_unique<ChunkTable>(
       *ChunkTable::Build(layout_, options.chunk_elems));
   job_.run.name = "test";
