@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "storage/file.h"
+#include "common/status_macros.h"
 #include "tests/storage/scripted_server.h"
 #include "tests/testing/sim_disk.h"
 

@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 #include "storage/embedded_store.h"
 #include "tests/storage/scripted_server.h"
 #include "tests/testing/sim_disk.h"
