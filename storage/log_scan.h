@@ -6,9 +6,10 @@
 // Every record says where the segment before its own one ends, so the newest
 // segment with a record leads back to the oldest, past whatever an earlier life
 // has left behind its end. Where a segment on that way has no record left, what
-// follows it is a tail, and the search begins again in front of it. Along that chain records must follow without a gap.
-// The highest position that any of them calls synced divides: a bad record
-// below it is damage, one above it the end.
+// follows it is a tail, and the search begins again in front of it. Along the
+// chain records must follow without a gap. The highest position that any of
+// them calls synced divides: a bad record below it is damage, one above it the
+// end.
 
 #pragma once
 
