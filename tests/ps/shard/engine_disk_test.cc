@@ -27,6 +27,7 @@ class EngineDiskTest : public ::testing::Test {
     options.disk = disk;
     options.pump = [disk] { disk->PumpOne(); };
     options.memory = memory;
+    options.tiny = true;
     return options;
   }
   // What nothing ever happened to.

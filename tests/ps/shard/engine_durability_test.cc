@@ -36,6 +36,7 @@ class EngineDurabilityTest : public ::testing::Test {
     options.dir = (root_ / folder).string();
     options.disk = PosixDisk();
     options.memory = memory;
+    options.tiny = true;
     options.log_limit = log_limit;
     return options;
   }

@@ -18,7 +18,7 @@ constexpr uint64_t kPlacementVersion = 3;
 
 // As small as it can be with a table used twice, of two chunks, and a tensor of
 // less than a page.
-ModelLayout HarnessLayout() {
+ModelLayout TinyLayout() {
   ModelLayout layout = SmallLayout(DType::kF32);
   layout.tensors.resize(3);
   layout.tensors[2].shape = {300, 40};
@@ -99,7 +99,8 @@ class EngineHarness::Stream final : public BulkStream {
 };
 
 EngineHarness::EngineHarness(const HarnessOptions& options)
-    : options_(options), layout_(HarnessLayout()) {
+    : options_(options),
+      layout_(options.tiny ? TinyLayout() : SmallLayout(DType::kF32)) {
   table_ = std::make_unique<ChunkTable>(
       *ChunkTable::Build(layout_, options.chunk_elems));
   job_.run.name = "test";

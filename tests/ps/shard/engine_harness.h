@@ -34,6 +34,7 @@ struct HarnessOptions {
   uint64_t memory = 64 << 20;  // 0: the smallest that works.
   uint64_t log_limit = 0;
   uint64_t chunk_elems = 1 << 16;
+  bool tiny = false;  // A model of 5 chunks, not of 12.
   std::string run = "00112233445566778899aabbccddeeff";
 };
 
