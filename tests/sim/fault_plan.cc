@@ -47,7 +47,7 @@ FaultPlan MakeFaultPlan(const SimJob& job, uint64_t seed, bool calm) {
   weather.delay_max =
       random.Scaled(absl::Milliseconds(1), absl::Milliseconds(8));
   weather.slow = random.Chance(0.3) ? 0.02 : 0.0;
-  weather.drop = random.Chance(0.4) ? random.Fraction() * 0.05 : 0.0;
+  weather.drop = random.Chance(0.4) ? random.Fraction() * 0.03 : 0.0;
   weather.duplicate = random.Chance(0.4) ? random.Fraction() * 0.1 : 0.0;
   plan.faults = static_cast<uint32_t>(random.Below(11));
   // A seed is about a few kinds, so that each meets the others often.

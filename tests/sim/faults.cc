@@ -11,6 +11,8 @@ namespace ballast::sim {
 namespace {
 
 constexpr absl::Duration kFaultHorizon = absl::Seconds(20);
+// More changes than any disk sees.
+constexpr uint64_t kNever = uint64_t{1} << 40;
 
 }  // namespace
 
@@ -91,6 +93,10 @@ void Cluster::Hurt() {
       network_.BreakStreamOf(machine->name);
       break;
     case FaultKind::kDiskFull:
+      // A coordinator that cannot write ends the run, as it should.
+      if (machine->server == nullptr) {
+        break;
+      }
       machine->disk->set_capacity(machine->disk->used_bytes());
       world_.After(until - world_.now(), [machine] {
         machine->disk->set_capacity(std::numeric_limits<uint64_t>::max());
@@ -152,7 +158,7 @@ void Cluster::ArmDisk(Machine* machine) {
 // From here on nothing new happens to anyone.
 void Cluster::Calm() {
   for (auto& [name, machine] : machines_) {
-    machine->disk->CutAfter(std::numeric_limits<uint64_t>::max());
+    machine->disk->CutAfter(kNever);
   }
 }
 

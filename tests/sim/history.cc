@@ -22,6 +22,10 @@ void History::Persisted(const CoreActions& actions) {
       TakeBranch(change);
     } else if (change.key.starts_with("end/")) {
       TakeEnd(change);
+    } else if (change.key.starts_with("fault/") && world_.tracing()) {
+      v1::Fault fault;
+      fault.ParseFromString(*change.value);
+      world_.Trace(absl::StrCat("fault: ", fault.ShortDebugString()));
     }
   }
   TakeEvaluations(actions);

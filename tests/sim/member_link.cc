@@ -13,7 +13,8 @@ namespace {
 constexpr absl::Duration kPollWaitMax = absl::Milliseconds(100);
 constexpr absl::Duration kCallTimeout = absl::Seconds(5);
 constexpr absl::Duration kRetryFirst = absl::Milliseconds(20);
-constexpr absl::Duration kRetryLast = absl::Milliseconds(500);
+constexpr absl::Duration kRetryLast = absl::Milliseconds(100);
+constexpr absl::Duration kPollGraceMin = absl::Seconds(1);
 
 bool IsRepeatable(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
@@ -118,10 +119,10 @@ void MemberLink::Poll() {
     return;
   }
   auto self = shared_from_this();
-  const absl::Duration wait =
-      std::min(kPollWaitMax, absl::Milliseconds(admission_.lease_ms()) / 4);
+  const absl::Duration lease = absl::Milliseconds(admission_.lease_ms());
+  const absl::Duration wait = std::min(kPollWaitMax, lease / 4);
   Until<v1::PollReply>(
-      "a poll", wait + kCallTimeout,
+      "a poll", wait + std::clamp(lease / 2, kPollGraceMin, kCallTimeout),
       [self, wait]() -> Message<v1::PollReply> {
         v1::PollRequest request;
         request.set_incarnation(self->admission_.incarnation());

@@ -8,6 +8,7 @@
 #include "common/check.h"
 #include "kernels/update.h"
 #include "offload/residency.h"
+#include "storage/gradient_log.h"
 #include "storage/record.h"
 #include "tests/sim/random.h"
 
@@ -52,14 +53,21 @@ ModelLayout MakeLayout(DType served, Random* random) {
   return layout;
 }
 
-// The least with which one server could hold every chunk.
-uint64_t SmallestBudget(const SimJob& sim) {
+// What one server that holds every chunk wants at least.
+struct Smallest {
+  uint64_t memory = 0;
+  uint64_t log = 0;
+};
+
+Smallest SmallestBudgets(const SimJob& sim) {
   absl::StatusOr<ChunkTable> table =
       ChunkTable::Build(sim.layout, sim.job.server.chunk_elems);
   BALLAST_CHECK(table.ok());
+  uint64_t step_bytes = 16 << 10;  // With the vote's mark.
   ResidencyRequest request;
   request.budget_bytes = uint64_t{1} << 30;
   request.workers = sim.job.worker.count;
+  request.copy_sources = 4;  // Servers come and go.
   for (const Chunk& chunk : table->chunks()) {
     const TensorSpec& tensor = table->tensor_of(chunk.id);
     const RecordLayout layout =
@@ -67,10 +75,15 @@ uint64_t SmallestBudget(const SimJob& sim) {
     request.chunks.push_back({layout.total_bytes, layout.prefix_bytes,
                               chunk.elem_count() * sizeof(float),
                               tensor.use_count});
+    if (request.chunks.back().record_bytes > request.largest.record_bytes) {
+      request.largest = request.chunks.back();
+    }
+    step_bytes += LogRecordBytes(chunk.elem_count() * sizeof(float)) + 32;
   }
   const absl::StatusOr<ResidencyPlan> plan = PlanResidency(request);
   BALLAST_CHECK(plan.ok());
-  return plan->smallest_budget_bytes;
+  // Two steps and a segment.
+  return {plan->smallest_budget_bytes, 2 * step_bytes + (64 << 10)};
 }
 
 // In (-1, 1), never 0.
@@ -108,15 +121,21 @@ SimJob MakeSimJob(uint64_t seed) {
   job.server.count = static_cast<uint32_t>(random.Between(1, 3));
   job.server.chunk_elems = 64 * random.Between(1, 3);
   job.server.data_dir = "/data";
+  job.server.durability =
+      random.Chance(0.7) ? Durability::kStep : Durability::kCheckpoint;
   job.checkpoint.every = random.Chance(0.8) ? random.Between(2, 4) : 0;
   job.checkpoint.keep = static_cast<uint32_t>(random.Between(1, 3));
   job.eval.every = random.Chance(0.5) ? random.Between(2, 5) : 0;
   job.eval.micro_batches =
       random.Chance(0.2) ? 0 : static_cast<uint32_t>(random.Between(1, 6));
   job.cluster.skip_max = 4;
+  job.cluster.give_up_after = absl::Seconds(60);
   sim.layout = MakeLayout(job.precision.compute_dtype, &random);
   // From hardly enough, where everything streams and spills, to plenty.
-  job.server.memory = SmallestBudget(sim);
+  const Smallest smallest = SmallestBudgets(sim);
+  job.server.log_limit =
+      random.Chance(0.8) ? smallest.log + random.Below(200 << 10) : 0;
+  job.server.memory = smallest.memory;
   job.server.memory +=
       random.Chance(0.2) ? uint64_t{64} << 20 : 4096 * random.Below(24);
   for (uint64_t step = 1; step <= job.run.steps; ++step) {
