@@ -2,6 +2,7 @@
 #include "tests/sim/cluster.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -90,17 +91,28 @@ SimCoordinator* Cluster::Leader() {
 void Cluster::Run() {
   AddMachine(kCoordinator, v1::ROLE_UNSPECIFIED);
   for (uint32_t i = 0; i < job_.job.server.count; ++i) {
-    AddMachine(absl::StrCat("server-", i), v1::ROLE_SERVER);
+    wanted_.insert(absl::StrCat("server-", i));
   }
   for (uint32_t i = 0; i < job_.job.worker.count; ++i) {
-    AddMachine(absl::StrCat("worker-", i), v1::ROLE_WORKER);
+    wanted_.insert(absl::StrCat("worker-", i));
   }
-  MountAll();
-  for (auto& [name, machine] : machines_) {
-    StartProcess(machine.get());
-  }
+  parts_left_ = plan_.resumes;
   NextFault();
   Watch();
+  if (parts_left_ > 0) {
+    StopSoon();
+  }
+  while (RunPart() && history_.committed() < job_.job.run.steps && !wiped_) {
+    ChangeShape();
+  }
+}
+
+bool Cluster::RunPart() {
+  for (auto& [name, machine] : machines_) {
+    machine->disk->set_capacity(std::numeric_limits<uint64_t>::max());
+  }
+  StartProcess(Find(kCoordinator));
+  Reconcile();
   const auto all_gone = [this] {
     return std::all_of(machines_.begin(), machines_.end(),
                        [](const auto& m) { return m.second->life == nullptr; });
@@ -112,12 +124,90 @@ void Cluster::Run() {
     }
     world_.RunNext();
   }
-  if (!world_.violated() && !outcome_.ok()) {
+  if (!world_.violated()) {
+    JudgeEnd();
+  }
+  return !world_.violated();
+}
+
+void Cluster::JudgeEnd() {
+  // What cannot be written is lost, and said to be; the run is resumed.
+  const bool excused = (wiped_ && absl::IsUnavailable(outcome_)) ||
+                       (disk_broken_ && absl::IsDataLoss(outcome_)) ||
+                       (stop_asked_ && absl::IsCancelled(outcome_));
+  if (!outcome_.ok() && !excused) {
     world_.Violate("outcome",
                    absl::StrCat("the run failed: ", outcome_.ToString()));
-  }
-  if (!world_.violated() && !history_.ended()) {
+  } else if (outcome_.ok() && !history_.ended() && !stop_asked_) {
     world_.Violate("outcome", "the run ended without its end record");
+  } else if (outcome_.ok() && !stop_asked_ &&
+             history_.committed() < job_.job.run.steps) {
+    world_.Violate("outcome", absl::StrCat("the run ended at step ",
+                                           history_.committed()));
+  }
+}
+
+// Nobody is taken for silent by a coordinator that has not listened for so
+// long.
+void Cluster::CheckLeases(const CoreActions& actions) {
+  for (const StateChange& change : actions.changes) {
+    v1::Fault fault;
+    if (change.key.starts_with("fault/") && change.value.has_value() &&
+        fault.ParseFromString(*change.value) && fault.kind() == "silent" &&
+        fault.recovered_seconds() < 0 &&
+        world_.NowOf(*Find(kCoordinator)->life) - leader_since_ <
+            job_.job.cluster.lease) {
+      world_.Violate(
+          "fresh leases",
+          absl::StrCat(fault.member(), " is taken for dead: ", fault.detail()));
+    }
+  }
+}
+
+// The run goes on with other numbers.
+void Cluster::ChangeShape() {
+  run_over_ = false;
+  stop_asked_ = false;
+  disk_broken_ = false;
+  outcome_ = absl::OkStatus();
+  history_.BeginPart();
+  resume_after_ = history_.timeline();
+  began_ = world_.now();
+  job_.job.server.count = static_cast<uint32_t>(random_.Between(1, 3));
+  job_.job.worker.count = static_cast<uint32_t>(random_.Between(1, 3));
+  wanted_.clear();  // The coordinator will say.
+  world_.Count("resumed with other numbers");
+  faults_left_ += plan_.faults / 2;
+  NextFault();
+  if (parts_left_ > 0) {
+    --parts_left_;
+  }
+}
+
+bool Cluster::IsWanted(const std::string& name) const {
+  return name == kCoordinator || wanted_.contains(name);
+}
+
+void Cluster::Reconcile() {
+  if (run_over_) {
+    return;
+  }
+  if (Leader() != nullptr && Leader()->core() != nullptr) {
+    const v1::StatusReply status = Leader()->core()->GetStatus(world_.now());
+    if (status.wanted_size() > 0) {
+      wanted_ = {status.wanted().begin(), status.wanted().end()};
+    }
+  }
+  for (const std::string& name : wanted_) {
+    Machine* machine = Find(name);
+    if (machine == nullptr) {
+      machine = AddMachine(
+          name, name.starts_with("server") ? v1::ROLE_SERVER : v1::ROLE_WORKER);
+      MountAll();
+    }
+    if (machine->life == nullptr && !machine->restarting) {
+      StartProcess(machine);
+    }
   }
 }
 
@@ -146,17 +236,21 @@ void Cluster::StartCoordinator(Machine* machine) {
   options.core.numerics = {{"sim", "1"}};
   options.core.new_run_id =
       absl::StrFormat("%016x%016x", random_.Next(), random_.Next());
-  options.core.continue_run = true;
-  options.core.resume = resume_;
+  // A supervisor's restart goes on with what the first life has begun.
+  options.core.resume =
+      resume_after_ != 0 && history_.timeline() == resume_after_;
+  options.core.continue_run = !options.core.resume;
   options.sim_disk = machine->disk.get();
   options.disk = machine->files.get();
   options.run_dir = job_.job.run.dir;
   options.persisted = [this](const CoreActions& actions) {
     history_.Persisted(actions);
+    CheckLeases(actions);
   };
   options.exited = [this, machine](const absl::Status& status) {
     Exited(machine, status);
   };
+  leader_since_ = world_.NowOf(*machine->life);
   machine->coordinator = std::make_unique<SimCoordinator>(options);
   machine->coordinator->Start();
 }
@@ -267,17 +361,20 @@ void Cluster::TellOfDeath(const LifePointer& life, Death death) {
 }
 
 void Cluster::RestartLater(Machine* machine) {
-  world_.After(random_.Between(plan_.restart_min, plan_.restart_max),
-               [this, machine] {
-                 if (!run_over_ && machine->life == nullptr) {
-                   StartProcess(machine);
-                 }
-               });
+  machine->restarting = true;
+  world_.After(
+      random_.Between(plan_.restart_min, plan_.restart_max), [this, machine] {
+        machine->restarting = false;
+        if (!run_over_ && machine->life == nullptr && IsWanted(machine->name)) {
+          StartProcess(machine);
+        }
+      });
 }
 
 void Cluster::Watch() {
   world_.After(absl::Milliseconds(200), [this] {
     CheckBounds();
+    Reconcile();
     if (!options_.calm && world_.now() - began_ > kFaultHorizon) {
       Calm();
     }

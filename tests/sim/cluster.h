@@ -9,7 +9,9 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "tests/sim/fault_plan.h"
@@ -67,6 +69,7 @@ class Cluster {
     std::unique_ptr<SimWorker> worker;
     absl::Status exit;  // Of the last life that exited by itself.
     uint64_t lives = 0;
+    bool restarting = false;  // Its next life is on the way.
   };
 
   // cluster.cc
@@ -86,6 +89,14 @@ class Cluster {
   void Watch();  // Oracles that look now and then.
   std::string WhoWaits();
   void CheckBounds();
+  // Runs the job until it ends; false: a promise was broken.
+  bool RunPart();
+  void JudgeEnd();
+  void CheckLeases(const CoreActions& actions);
+  // The supervisor: starts what should be in.
+  void Reconcile();
+  bool IsWanted(const std::string& name) const;
+  void ChangeShape();
 
   // faults.cc
   bool MayHurt() const;
@@ -98,6 +109,10 @@ class Cluster {
   void OnServerPosted(Machine* machine, const v1::ReportRequest& report);
   void ArmDisk(Machine* machine);
   void Calm();
+  void Scale();
+  void BreakDisk(Machine* machine);
+  void Wipe(Machine* machine);
+  void StopSoon();
 
   World& world_;
   const SimOptions options_;
@@ -111,8 +126,16 @@ class Cluster {
   std::map<std::string, std::unique_ptr<Machine>> machines_;
   uint32_t faults_left_ = 0;
   uint32_t deaths_left_ = 0;
-  bool resume_ = false;
+  uint64_t resume_after_ = 0;  // Until a later timeline is begun; 0: no.
+  uint32_t parts_left_ = 0;    // To be resumed.
   bool run_over_ = false;
+  bool stop_asked_ = false;
+  bool disk_broken_ = false;
+  bool wiped_ = false;
+  std::vector<std::unique_ptr<testing::SimDisk>> replaced_disks_;
+  std::vector<std::unique_ptr<RoutedDisk>> replaced_files_;
+  absl::Time leader_since_;       // By its own clock.
+  std::set<std::string> wanted_;  // Names that should be in.
   absl::Status outcome_;
   absl::Time began_;
   absl::Time over_at_;

@@ -27,6 +27,10 @@ std::string FaultName(FaultKind kind) {
       return "SIGTERM";
     case FaultKind::kPowerAll:
       return "power of all";
+    case FaultKind::kScale:
+      return "scaled";
+    case FaultKind::kWipe:
+      return "disk replaced";
     case FaultKind::kBadDisk:
       return "bad disk";
   }
@@ -51,11 +55,19 @@ FaultPlan MakeFaultPlan(const SimJob& job, uint64_t seed, bool calm) {
   weather.duplicate = random.Chance(0.4) ? random.Fraction() * 0.1 : 0.0;
   plan.faults = static_cast<uint32_t>(random.Below(11));
   // A seed is about a few kinds, so that each meets the others often.
-  for (int kind = 0; kind < kFaultKinds - 1; ++kind) {
-    plan.weight[kind] = random.Chance(0.35) ? 0.2 + random.Fraction() : 0.0;
+  for (double& weight : plan.weight) {
+    weight = random.Chance(0.35) ? 0.2 + random.Fraction() : 0.0;
   }
   plan.weight[static_cast<int>(FaultKind::kKill)] += 0.3;
   plan.weight[static_cast<int>(FaultKind::kPowerAll)] *= 0.3;
+  // Each ends a part of the run.
+  plan.weight[static_cast<int>(FaultKind::kBadDisk)] *=
+      random.Chance(0.2) ? 0.5 : 0.0;
+  plan.weight[static_cast<int>(FaultKind::kWipe)] *=
+      job.job.server.durability == Durability::kStep && random.Chance(0.1)
+          ? 0.5
+          : 0.0;
+  plan.resumes = random.Chance(0.25) ? 1 : 0;
   plan.pause_max =
       random.Scaled(absl::Milliseconds(100), absl::Milliseconds(2500));
   plan.crash_point = random.Chance(0.4) ? 0.002 + random.Fraction() * 0.02 : 0;

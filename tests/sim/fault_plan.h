@@ -25,9 +25,11 @@ enum class FaultKind {
   kDiskFull,
   kTerminate,  // SIGTERM of a worker.
   kPowerAll,   // Every machine at once.
+  kScale,      // A member more or less.
+  kWipe,       // A server's machine is replaced: what it held is gone.
   kBadDisk,    // A failed write or sync: the run may end with DATA_LOSS.
 };
-inline constexpr int kFaultKinds = 11;
+inline constexpr int kFaultKinds = 13;
 std::string FaultName(FaultKind kind);
 
 struct FaultPlan {
@@ -45,6 +47,9 @@ struct FaultPlan {
   double disk_cut = 0.0;
   // Whether a supervisor reports exits to the coordinator.
   bool supervised = true;
+  // How many times the run is stopped early and resumed with other numbers of
+  // servers and workers.
+  uint32_t resumes = 0;
   absl::Duration restart_min;
   absl::Duration restart_max;
   bool same_address =

@@ -105,14 +105,90 @@ void Cluster::Hurt() {
     case FaultKind::kTerminate:
       if (machine->worker != nullptr) {
         machine->worker->Terminate();
+      } else if (machine->server != nullptr) {
+        machine->server->Terminate();
       }
       break;
     case FaultKind::kPowerAll:
       PowerAll();
       break;
+    case FaultKind::kScale:
+      Scale();
+      break;
+    case FaultKind::kWipe:
+      Wipe(machine);
+      break;
     case FaultKind::kBadDisk:
+      BreakDisk(machine);
       break;
   }
+}
+
+void Cluster::Scale() {
+  if (Leader() == nullptr || Leader()->core() == nullptr) {
+    return;
+  }
+  v1::ScaleRequest request;
+  if (random_.Chance(0.5)) {
+    request.set_role(random_.Chance(0.5) ? v1::ROLE_SERVER : v1::ROLE_WORKER);
+    request.set_add(1);
+  } else if (!wanted_.empty()) {
+    auto name = wanted_.begin();
+    std::advance(name, static_cast<ptrdiff_t>(random_.Below(wanted_.size())));
+    request.set_drain(*name);
+  }
+  if (world_.tracing()) {
+    world_.Trace(absl::StrCat("scale ", request.ShortDebugString()));
+  }
+  Leader()->Scale(request);
+}
+
+// Under durability `step` nobody else has what it held: the run waits for it,
+// gives up and says so, unless it had promised nothing yet.
+void Cluster::Wipe(Machine* machine) {
+  if (machine->server == nullptr || wiped_) {
+    return;
+  }
+  wiped_ = true;
+  world_.Kill(machine->life, Death::kPower);
+  world_.After(absl::ZeroDuration(), [this, machine] {
+    if (machine->life != nullptr) {
+      return;
+    }
+    // Others may have files of it open.
+    replaced_disks_.push_back(std::move(machine->disk));
+    replaced_files_.push_back(std::move(machine->files));
+    machine->disk = std::make_unique<testing::SimDisk>(random_.Next());
+    machine->files = std::make_unique<RoutedDisk>(machine->disk.get());
+    MountAll();
+  });
+}
+
+// One operation fails, as a disk's that is about to die. What was promised
+// before holds; nothing is promised from that file again.
+void Cluster::BreakDisk(Machine* machine) {
+  using Operation = testing::SimDisk::Operation;
+  const Operation operations[] = {Operation::kRead, Operation::kWrite,
+                                  Operation::kSync};
+  disk_broken_ = true;
+  machine->disk->Fail(operations[random_.Below(3)], "/",
+                      absl::DataLossError("Input/output error"),
+                      static_cast<uint32_t>(random_.Below(20)));
+}
+
+// Somebody ends this part of the run early, to resume it.
+void Cluster::StopSoon() {
+  world_.After(
+      random_.Scaled(absl::Milliseconds(30), absl::Seconds(4)), [this] {
+        if (run_over_ || Leader() == nullptr || Leader()->core() == nullptr) {
+          return;
+        }
+        stop_asked_ = true;
+        v1::StopRequest stop;
+        stop.set_reason("the simulator");
+        stop.set_abort(random_.Chance(0.5));
+        Leader()->Stop(stop);
+      });
 }
 
 void Cluster::PowerAll() {

@@ -25,7 +25,10 @@ class History {
   void Persisted(const CoreActions& actions);
   // The newest step of the newest timeline.
   uint64_t committed() const { return last_.step; }
+  uint64_t timeline() const { return last_.timeline; }
+  // The end record of this part of the run stands.
   bool ended() const { return ended_; }
+  void BeginPart() { ended_ = false; }
   // Steps decided, the abandoned ones too.
   uint64_t decided() const { return decided_; }
 

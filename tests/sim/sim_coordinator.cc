@@ -314,7 +314,13 @@ void SimCoordinator::AnswerPolls(absl::Time now, bool closing) {
   for (auto poll = polls_.begin(); poll != polls_.end();) {
     absl::StatusOr<v1::PollReply> reply =
         core_->Directive(poll->incarnation, poll->seen_number);
-    const bool news = !reply.ok() || reply->number() > poll->seen_number;
+    bool news = !reply.ok() || reply->number() > poll->seen_number;
+    if (!BALLAST_RULE(kDecisionRepeated) && reply.ok()) {
+      // Told once; an answer that is lost is lost.
+      uint64_t& told = told_[poll->incarnation];
+      news = reply->number() > told;
+      told = std::max(told, reply->number());
+    }
     if (news || closing || now >= poll->deadline) {
       poll->answer(std::move(reply));
       poll = polls_.erase(poll);

@@ -88,6 +88,7 @@ class SimCoordinator final : public CoordinatorCalls {
   std::vector<std::function<void()>> answers_;
   std::list<PendingPoll> polls_;
   std::map<uint64_t, uint64_t> pollers_;  // Life number to incarnation.
+  std::map<uint64_t, uint64_t> told_;     // With kDecisionRepeated broken.
   bool turn_scheduled_ = false;
   bool persisted_something_ = false;
   absl::Time tick_at_;

@@ -66,7 +66,7 @@ Smallest SmallestBudgets(const SimJob& sim) {
   uint64_t step_bytes = 16 << 10;  // With the vote's mark.
   ResidencyRequest request;
   request.budget_bytes = uint64_t{1} << 30;
-  request.workers = sim.job.worker.count;
+  request.workers = 3;  // At most, in a later part of the run too.
   request.copy_sources = 4;  // Servers come and go.
   for (const Chunk& chunk : table->chunks()) {
     const TensorSpec& tensor = table->tensor_of(chunk.id);
@@ -123,6 +123,9 @@ SimJob MakeSimJob(uint64_t seed) {
   job.server.data_dir = "/data";
   job.server.durability =
       random.Chance(0.7) ? Durability::kStep : Durability::kCheckpoint;
+  if (job.server.count > 1 && random.Chance(0.2)) {
+    job.server.durability = Durability::kReplica;
+  }
   job.checkpoint.every = random.Chance(0.8) ? random.Between(2, 4) : 0;
   job.checkpoint.keep = static_cast<uint32_t>(random.Between(1, 3));
   job.eval.every = random.Chance(0.5) ? random.Between(2, 5) : 0;

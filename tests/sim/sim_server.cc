@@ -37,6 +37,54 @@ class ServerStream final : public BulkStream {
   const std::shared_ptr<SimStream> stream_;
 };
 
+// The same of a stream that the engine has opened to another server.
+class DialledStream final : public BulkStream {
+ public:
+  DialledStream(World* world, LifePointer life,
+                std::shared_ptr<SimStream> stream,
+                std::function<void()> written)
+      : world_(*world),
+        life_(std::move(life)),
+        stream_(std::move(stream)),
+        written_(std::move(written)) {}
+
+  void set_take(std::function<void(const grpc::ByteBuffer&)> take) {
+    take_ = std::move(take);
+  }
+  void Arrived(const grpc::ByteBuffer& message) {
+    inbox_.push_back(message);
+    Deliver();
+  }
+  void Read() override {
+    reading_ = true;
+    Deliver();
+  }
+  void Write(const grpc::ByteBuffer& message) override {
+    stream_->ClientWrite(message);
+    world_.After(absl::Microseconds(30), life_, written_);
+  }
+  void Finish(const absl::Status&) override { stream_->ClientHalfClose(); }
+  void Cancel() override { stream_->ClientCancel(); }
+
+ private:
+  void Deliver() {
+    if (reading_ && !inbox_.empty()) {
+      reading_ = false;
+      const grpc::ByteBuffer message = inbox_.front();
+      inbox_.pop_front();
+      take_(message);
+    }
+  }
+
+  World& world_;
+  const LifePointer life_;
+  const std::shared_ptr<SimStream> stream_;
+  const std::function<void()> written_;
+  std::function<void(const grpc::ByteBuffer&)> take_;
+  std::deque<grpc::ByteBuffer> inbox_;
+  bool reading_ = false;
+};
+
 }  // namespace
 
 SimServer::SimServer(const Options& options)
@@ -52,6 +100,7 @@ SimServer::SimServer(const Options& options)
   engine.blocking = [this](std::function<void()> task) {
     RunBlocking(std::move(task));
   };
+  engine.dialer = this;
   engine_ = std::make_unique<ShardEngine>(engine, mailbox_);
 }
 
@@ -154,11 +203,10 @@ void SimServer::Join() {
 }
 
 void SimServer::Terminate() {
-  // Asks to leave; the engine goes on meanwhile.
-  v1::ReportRequest request;
-  request.set_timeline(link_->admission().timeline());
-  request.mutable_draining()->set_reason("SIGTERM");
-  Post(std::move(request));
+  if (started_ && !over_) {
+    mailbox_->Post([this] { engine_->Drain("SIGTERM"); });
+    StepSoon();
+  }
 }
 
 void SimServer::Post(v1::ReportRequest request) {
@@ -188,8 +236,9 @@ void SimServer::AskPlacement(
 }
 
 void SimServer::Accept(int kind, std::shared_ptr<SimStream> stream) {
-  BulkStreamHandler* handler =
-      kind == kFetchStream ? engine_->fetch() : engine_->push();
+  BulkStreamHandler* handler = kind == kFetchStream  ? engine_->fetch()
+                               : kind == kPushStream ? engine_->push()
+                                                     : engine_->replicate();
   const uint64_t id = next_stream_++;
   auto end = std::make_shared<ServerStream>(stream);
   mailbox_->Post([handler, id, end] { handler->OnOpen(id, end); });
@@ -216,6 +265,34 @@ void SimServer::Accept(int kind, std::shared_ptr<SimStream> stream) {
   };
   stream->set_server_events(std::move(events));
   stream->ServerRead();
+  StepSoon();
+}
+
+void SimServer::Dial(const std::string& address, uint64_t id,
+                     BulkStreamHandler* handler) {
+  auto stream =
+      options_.network->Open(options_.life, address, kReplicateStream);
+  auto end = std::make_shared<DialledStream>(
+      options_.world, options_.life, stream, [this, handler, id] {
+        mailbox_->Post([handler, id] { handler->OnWritten(id); });
+        StepSoon();
+      });
+  end->set_take([this, handler, id](const grpc::ByteBuffer& buffer) {
+    auto message = std::make_shared<absl::StatusOr<BulkMessage>>(
+        BulkMessage::Parse(buffer));
+    mailbox_->Post([handler, id, message] {
+      handler->OnMessage(id, std::move(*message));
+    });
+    StepSoon();
+  });
+  mailbox_->Post([handler, id, end] { handler->OnOpen(id, end); });
+  end->Read();  // As gRPC's shell does.
+  stream->set_client_events(
+      {[end](const grpc::ByteBuffer& buffer) { end->Arrived(buffer); },
+       [this, handler, id](const absl::Status&) {
+         mailbox_->Post([handler, id] { handler->OnGone(id); });
+         StepSoon();
+       }});
   StepSoon();
 }
 

@@ -13,6 +13,7 @@
 #include "proto/ballast.pb.h"
 #include "ps/shard/bulk_stream.h"
 #include "ps/shard/mailbox.h"
+#include "ps/shard/replica_dialer.h"
 #include "ps/shard/shard_engine.h"
 #include "ps/shard/shard_session.h"
 #include "tests/sim/member_link.h"
@@ -23,7 +24,9 @@
 namespace ballast::sim {
 
 // Not thread-safe.
-class SimServer final : public StreamAcceptor, public ShardSession {
+class SimServer final : public StreamAcceptor,
+                        public ShardSession,
+                        public ReplicaDialer {
  public:
   struct Options {
     World* world = nullptr;  // Not owned, as below.
@@ -51,6 +54,9 @@ class SimServer final : public StreamAcceptor, public ShardSession {
 
   // StreamAcceptor.
   void Accept(int kind, std::shared_ptr<SimStream> stream) override;
+  // ReplicaDialer.
+  void Dial(const std::string& address, uint64_t id,
+            BulkStreamHandler* handler) override;
   // ShardSession.
   const v1::JoinReply& admission() const override { return link_->admission(); }
   void Post(v1::ReportRequest request) override;
