@@ -366,7 +366,7 @@ void CoordinatorLoop::CheckLeadership(absl::Time now) {
 void CoordinatorLoop::CarryOut(absl::Time now) {
   for (int round = 0; round < kRoundsMax; ++round) {
     const CoreActions actions = core_->TakeActions();
-    if (actions.empty() || broken_ || !lost_.ok()) {
+    if (actions.empty() || !broken_.ok() || !lost_.ok()) {
       return;
     }
     const absl::Status done = CarryOutOnce(actions, now);
@@ -377,12 +377,11 @@ void CoordinatorLoop::CarryOut(absl::Time now) {
     }
     if (!done.ok()) {
       // What could not be made durable is told to nobody: the run ends.
-      broken_ = true;
+      broken_ = absl::Status(
+          done.code(),
+          absl::StrCat("the coordinator cannot write: ", done.message()));
       refusal_ = absl::UnavailableError("the coordinator cannot write");
-      core_->Fail(absl::Status(done.code(),
-                               absl::StrCat("the coordinator cannot write: ",
-                                            done.message())),
-                  now);
+      core_->Fail(broken_, now);
     }
   }
 }
@@ -510,7 +509,10 @@ void CoordinatorLoop::Close() {
   {
     MutexLock lock(&mutex_);
     closed_ = true;
-    outcome_ = lost_.ok() ? core_->failure() : lost_;
+    // A run whose end could not be written has not ended well.
+    outcome_ = core_->failure();
+    outcome_.Update(broken_);
+    outcome_ = lost_.ok() ? outcome_ : lost_;
     late = std::exchange(events_, {});
     changed_.NotifyAll();
   }

@@ -123,7 +123,7 @@ class CoordinatorLoop {
   Phase logged_phase_ = Phase::kForming;
   absl::Time suspect_until_ = absl::InfinitePast();
   absl::Time check_at_ = absl::InfinitePast();  // That it still leads.
-  bool broken_ = false;  // The store or the folder failed: write no more.
+  absl::Status broken_;  // What could not be written: write no more.
   // For what was asked in the batch that could not be written; later answers
   // promise nothing, since the run is over.
   absl::Status refusal_;

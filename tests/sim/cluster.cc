@@ -168,7 +168,6 @@ void Cluster::CheckLeases(const CoreActions& actions) {
 void Cluster::ChangeShape() {
   run_over_ = false;
   stop_asked_ = false;
-  disk_broken_ = false;
   outcome_ = absl::OkStatus();
   history_.BeginPart();
   resume_after_ = history_.timeline();

@@ -139,11 +139,14 @@ void SimCoordinator::Turn() {
     for (const std::function<void()>& answer : std::exchange(answers_, {})) {
       answer();
     }
+    refuses_ = false;
     turn_scheduled_ = false;
     if (core_->ended()) {
       over_ = true;
       AnswerPolls(options_.world->NowOf(*options_.life), /*closing=*/true);
-      options_.exited(core_->failure());
+      absl::Status outcome = core_->failure();
+      outcome.Update(broken_);
+      options_.exited(outcome);
       return;
     }
     AnswerPolls(options_.world->NowOf(*options_.life), /*closing=*/false);
@@ -164,7 +167,7 @@ void SimCoordinator::Turn() {
 void SimCoordinator::CarryOut(absl::Time now) {
   for (int round = 0; round < kRoundsMax && options_.life->alive; ++round) {
     const CoreActions actions = core_->TakeActions();
-    if (actions.empty() || broken_) {
+    if (actions.empty() || !broken_.ok()) {
       return;
     }
     const absl::Status done = CarryOutOnce(actions, now);
@@ -172,11 +175,11 @@ void SimCoordinator::CarryOut(absl::Time now) {
       return;
     }
     if (!done.ok()) {
-      broken_ = true;
-      core_->Fail(absl::Status(done.code(),
-                               absl::StrCat("the coordinator cannot write: ",
-                                            done.message())),
-                  now);
+      broken_ = absl::Status(
+          done.code(),
+          absl::StrCat("the coordinator cannot write: ", done.message()));
+      refuses_ = true;
+      core_->Fail(broken_, now);
     }
   }
 }
@@ -243,8 +246,10 @@ void SimCoordinator::RunProbe(const Probe& probe) {
 void SimCoordinator::Join(const v1::JoinRequest& request,
                           Network::Answer<v1::JoinReply> answer) {
   Post([this, request, answer](absl::Time now) {
-    answers_.push_back(
-        [answer, reply = core_->Join(request, now)] { answer(reply); });
+    answers_.push_back([this, answer, reply = core_->Join(request, now)] {
+      answer(refuses_ ? absl::UnavailableError("the coordinator cannot write")
+                      : reply);
+    });
   });
 }
 
@@ -271,7 +276,13 @@ void SimCoordinator::Report(const v1::ReportRequest& request,
   Post([this, request, answer](absl::Time now) {
     const absl::Status taken = core_->Report(request, now);
     if (taken.ok()) {
-      answers_.push_back([answer] { answer(v1::ReportReply()); });
+      answers_.push_back([this, answer] {
+        if (refuses_) {
+          answer(absl::UnavailableError("the coordinator cannot write"));
+        } else {
+          answer(v1::ReportReply());
+        }
+      });
     } else {
       answers_.push_back([answer, taken] { answer(taken); });
     }

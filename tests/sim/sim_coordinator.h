@@ -92,7 +92,8 @@ class SimCoordinator final : public CoordinatorCalls {
   bool turn_scheduled_ = false;
   bool persisted_something_ = false;
   absl::Time tick_at_;
-  bool broken_ = false;
+  absl::Status broken_;   // What could not be written.
+  bool refuses_ = false;  // The answers of this round.
   bool over_ = false;
 };
 
