@@ -66,7 +66,7 @@ Smallest SmallestBudgets(const SimJob& sim) {
   uint64_t step_bytes = 16 << 10;  // With the vote's mark.
   ResidencyRequest request;
   request.budget_bytes = uint64_t{1} << 30;
-  request.workers = 3;  // At most, in a later part of the run too.
+  request.workers = 3;       // At most, in a later part of the run too.
   request.copy_sources = 4;  // Servers come and go.
   for (const Chunk& chunk : table->chunks()) {
     const TensorSpec& tensor = table->tensor_of(chunk.id);
