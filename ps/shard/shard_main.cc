@@ -105,6 +105,7 @@ int main(int argc, char** argv) {
   std::string coordinator;
   std::string data_dir;
   std::string listen;
+  std::string advertise;
   uint32_t index = 0;
   app.add_option("--config", config, "The run's effective job file.")
       ->required();
@@ -116,6 +117,10 @@ int main(int argc, char** argv) {
                  "Its records. Default: <server.data_dir>/N.");
   app.add_option("--listen", listen,
                  "host:port to serve on. Default: cluster.host, any port.");
+  app.add_option("--advertise", advertise,
+                 "host:port at which others reach it, where a proxy or an "
+                 "address translation\nstands in front. Default: where it "
+                 "listens.");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -138,6 +143,7 @@ int main(int argc, char** argv) {
   options.job = file->job;
   options.coordinator = coordinator;
   options.name = name;
+  options.advertise = advertise;
   options.data_dir = data_dir.empty()
                          ? absl::StrCat(file->job.server.data_dir, "/", index)
                          : data_dir;

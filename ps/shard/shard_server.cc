@@ -32,7 +32,7 @@ v1::JoinRequest MakeJoin(const ShardServerOptions& options,
   v1::JoinRequest join;
   join.set_role(v1::ROLE_SERVER);
   join.set_name(options.name);
-  join.set_address(address);
+  join.set_address(options.advertise.empty() ? address : options.advertise);
   join.set_pid(getpid());
   join.set_host(options.host);
   join.set_data_dir(data_dir);

@@ -20,6 +20,7 @@ struct ShardServerOptions {
   std::string data_dir;     // Made absolute.
   std::string host;         // To listen on.
   uint32_t port = 0;        // 0: chosen by the system.
+  std::string advertise;    // host:port for others; empty: where it listens.
   // Given, once admitted, what asks the server to leave in good order; that
   // may be called from any thread, at any time. Empty: nobody asks.
   std::function<void(std::function<void()> drain)> on_admitted;

@@ -24,8 +24,8 @@ class SameBitsTest(cluster.ClusterTest):
         reference = self.trained("reference")["state_hash"]
         variants = (
             {"worker__memory": "2.6MiB"},
-            {"server__memory": "5MiB"},
-            {"worker__memory": "2.6MiB", "server__memory": "5MiB"},
+            {"server__memory": "6.5MiB"},
+            {"worker__memory": "2.6MiB", "server__memory": "6.5MiB"},
             {"server__chunk_elems": 65536},
             {"server__chunk_elems": 65536, "server__memory": "3MiB"},
             {"worker__prefetch": 0},
