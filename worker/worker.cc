@@ -34,6 +34,10 @@ Worker::Worker(const Job& job, std::string coordinator, std::string name)
 
 // The runner and the session go first: they post events.
 Worker::~Worker() {
+  // Its threads ask the runner for figures, so they end first.
+  if (session_ != nullptr) {
+    session_->Stop();
+  }
   runner_.reset();
   session_.reset();
 }
